@@ -21,7 +21,7 @@ class TunedBehaviour(WithReasons):
     """The model with the adapter of --adapter applied, on the same prompts."""
 
     loss_per_token: Annotated[Finite | None, Meaning(_NATS, "exact", formula="as of the model itself")] = Field(
-        description="mean loss with the adapter's changes added to the weights; null where that cannot run"
+        description="mean loss of the model with the adapter's changes added to the weights; null where that cannot run"
     )
 
 
@@ -37,12 +37,17 @@ class Behaviour(WithReasons):
         description="what the model predicts; an embedding where it has no head over its tokens and no classes that "
         "exclude each other"
     )
-    predictions: int = Field(description="how many predictions it was asked for: one a token, or one a prompt")
-    scored: int = Field(description="how many of these predictions have a known answer, which the loss is of")
-    scored_bytes: Annotated[int | None, Meaning("bytes", "exact")] = Field(
-        description="UTF-8 bytes of the text that these answers stand for; null where the tokenizer does not say"
+    predictions: int = Field(
+        description="number of predictions that the model was asked for: one a token, or one a prompt"
     )
-    vocabulary: int | None = Field(description="V, over how many tokens, or classes, a prediction is a distribution")
+    scored: int = Field(description="number of predictions with a known answer, over which the loss is a mean")
+    scored_bytes: Annotated[int | None, Meaning("bytes", "exact")] = Field(
+        description="UTF-8 bytes of the text that the known answers stand for; null where the tokenizer does not say, "
+        "and where no tokens are predicted"
+    )
+    vocabulary: int | None = Field(
+        description="number V of tokens, or classes, that a prediction is a distribution over"
+    )
     loss_per_token: Annotated[
         Finite | None,
         Meaning(
@@ -54,12 +59,15 @@ class Behaviour(WithReasons):
         ),
     ] = Field(
         description="mean negative log likelihood of the prompts' own tokens; of a masked language model of the masked "
-        "ones, its pseudo-loss; a model that knows nothing has `uniform`"
+        "ones, its pseudo-loss; `uniform` of a model that takes all tokens for equally likely"
     )
     loss_per_byte: Annotated[
         Finite | None,
         Meaning("nats per byte", "exact", formula="n loss_per_token / scored_bytes", drift="number", better="lower"),
-    ] = Field(description="the same loss by the bytes of the text, which can be compared between tokenizers")
+    ] = Field(
+        description="negative log likelihood of the prompts' own tokens by the bytes of their text, which can be "
+        "compared between tokenizers"
+    )
     uniform: Annotated[Finite | None, Meaning("nats", "exact", formula="log V")] = Field(
         description="loss of the uniform distribution over the vocabulary: the null of `loss_per_token`; of a "
         "classifier over its classes: the largest entropy"
@@ -73,31 +81,36 @@ class Behaviour(WithReasons):
     )
     entropy: Annotated[
         Finite | None, Meaning("nats", "exact", formula="mean over the predictions of -Σ_v p_v log p_v", drift="number")
-    ] = Field(description="mean entropy of the predicted distributions: 0 is certain, `uniform` knows nothing")
+    ] = Field(
+        description="mean entropy of the predicted distributions: 0 where the model is certain, `uniform` where all "
+        "tokens, or classes, are equally likely"
+    )
     largest_logit: Annotated[Finite | None, Meaning("logits", "measured", formula="max |logit|")] = Field(
-        description="largest logit of all predictions, by size"
+        description="largest absolute value of a finite logit, over all predictions"
     )
     logit_range: Annotated[
         Finite | None,
         Meaning("logits", "measured", formula="mean over the predictions of max_v logit - min_v logit", drift="norm"),
-    ] = Field(description="how far the logits of one prediction spread")
+    ] = Field(
+        description="difference of the largest and the smallest finite logit of a prediction, mean over the predictions"
+    )
     never_predicted: Annotated[
         Share | None, Meaning("share, 0 to 1", "measured", formula="share of v with p_v < 1/V in every prediction")
     ] = Field(
-        description="share of the vocabulary, or of the classes, that no prediction makes likelier than the uniform "
-        "distribution does; it falls with the number of prompts, so it tells a model from itself on the same prompts, "
-        "and no more"
+        description="share of the vocabulary, or of the classes, to which no prediction gives the probability 1/V or "
+        "more; it falls with the number of prompts, so that it tells a model from itself on the same prompts, and no "
+        "more"
     )
     nonfinite_logits: Annotated[int | None, Meaning("count", "exact")] = Field(
-        description="logits that are NaN or +Inf; -Inf is how a model rules a token out"
+        description="number of logits that are NaN or +Inf; -Inf is how a model rules a token out"
     )
     agreement: Annotated[Share | None, Meaning("share, 0 to 1", "measured", needs="baseline")] = Field(
-        description="share of the baseline's predictions whose most likely token, or class, is the same; where it "
-        "is another within the rounding of the dtype, it counts as the same"
+        description="share of the predictions that the baseline holds whose most likely token, or class, is the same "
+        "here, or another within the rounding of the dtype"
     )
     near_ties: Annotated[int | None, Meaning("count", "measured", needs="baseline")] = Field(
-        description="predictions whose most likely token, or class, is another, by a margin within the rounding of the "
-        "dtype"
+        description="number of predictions whose most likely token, or class, is not the baseline's, by a margin "
+        "within the rounding of the dtype"
     )
     kl: Annotated[
         Finite | None,
@@ -125,4 +138,7 @@ class Behaviour(WithReasons):
     cosine_error: Annotated[
         Finite | None, Meaning("cosine", "bound", how="of the standard error, at most", needs="baseline")
     ] = Field(description="standard error of `cosine`, at most: half of 1 - cosine for one prompt, less for several")
-    tuned: TunedBehaviour | None = Field(description="the same of the model with --adapter; null without")
+    tuned: TunedBehaviour | None = Field(
+        description="predictions of the model with the adapter of --adapter on the same prompts; null without an "
+        "adapter"
+    )

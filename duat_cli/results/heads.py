@@ -33,32 +33,45 @@ class Attended(WithReasons):
 
     entropy_bits: Annotated[
         Finite | None, Meaning("bits", "exact", formula=f"mean over rows i of -sum_j p_ij log2 p_ij, {_P}")
-    ] = Field(description="mean over rows of the entropy of p_i")
+    ] = Field(
+        description="entropy of the shares p_ij that the tokens j have in what row i of H reads, mean over the rows"
+    )
     effective_context: Annotated[
         Finite | None, Meaning("tokens", "exact", formula=f"mean over rows i of 2^(entropy of p_i), {_P}")
-    ] = Field(description="mean over rows of 2^entropy: how many tokens a row reads")
+    ] = Field(
+        description="number of tokens that a row of H reads in effect: 2^entropy of their shares p_ij, mean over the "
+        "rows"
+    )
     mean_distance: Annotated[
         Finite | None, Meaning("tokens", "exact", formula=f"mean over rows i of sum_j p_ij |i - j|, {_P}")
-    ] = Field(description="mean over rows of how far away the tokens are that a row reads")
+    ] = Field(
+        description="distance |i - j| of the tokens j that row i of H reads, weighted by their shares p_ij, mean over "
+        "the rows"
+    )
     first_token_share: Annotated[
         Finite | None,
         replace(_SHARE, formula=f"mean over i >= 1 of p_i0, {_P}", source="attention sinks: Xiao et al. (2023)"),
-    ] = Field(description="mean over the other rows of the share that the first token has; an attention sink if large")
+    ] = Field(
+        description="share that the first token has in what a row of H reads, mean over the other tokens' rows; an "
+        "attention sink if large"
+    )
     current_token_share: Annotated[Finite | None, replace(_SHARE, formula=f"mean over i >= 1 of p_ii, {_P}")] = Field(
-        description="mean over the rows but the first, which may see nothing else, of the share that the row's own "
-        "token has"
+        description="share that a row's own token has in what the row of H reads, mean over the rows but the first, "
+        "which may see nothing else"
     )
     previous_token_share: Annotated[Finite | None, replace(_SHARE, formula=f"mean over i >= 1 of p_i(i-1), {_P}")] = (
-        Field(description="mean over the rows but the first of the share that the token in front has")
+        Field(
+            description="share that the token in front has in what a row of H reads, mean over the rows but the first"
+        )
     )
     duplicate_token_share: Annotated[Finite | None, _DUPLICATE] = Field(
-        description="share of the tokens in front that are equal to the row's own, mean over the rows that see any; "
-        f"{_OVER_KNOWN}"
+        description="share that tokens in front which are equal to the row's own have in what a row of H reads, mean "
+        f"over the rows that see any; {_OVER_KNOWN}"
     )
     induction_share: Annotated[Finite | None, _INDUCTION] = Field(
-        description="share of the tokens that stand behind another occurrence of the row's own token, mean over the "
-        f"rows that see any; {_OVER_KNOWN}. In a causal model these are the tokens that came next when the token was "
-        "there before"
+        description="share that tokens behind another occurrence of the row's own token have in what a row of H "
+        f"reads, mean over the rows that see any; {_OVER_KNOWN}. In a causal model these are the tokens that came next "
+        "when the token was there before"
     )
 
 
@@ -69,22 +82,24 @@ class HeadAttended(Attended):
     row_sum: Annotated[
         Finite, Meaning("sum of a row of H", "exact", formula="mean over rows i of sum_j H_ij", signed=True)
     ] = Field(
-        description="1 of a softmax over the tokens; less where a sink or padding, which is no token, takes a part; "
-        "anything where the mixer has no softmax"
+        description="sum of a row of H, mean over the rows: 1 of a softmax over the tokens; less where a sink or "
+        "padding, which is no token, takes a part; anything where the mixer has no softmax"
     )
 
 
 class Heads(WithReasons):
     """Statistics of what the heads of one block read, and the same for uniform attention."""
 
-    each: Annotated[list[HeadAttended] | None, Meaning()] = Field(description="head by head, by query heads")
+    each: Annotated[list[HeadAttended] | None, Meaning()] = Field(
+        description="statistics of what each head of the block reads, one entry a query head"
+    )
     uniform: Attended | None = Field(
-        description="null: the same of H uniform over the tokens that a row may see: those that the mask leaves to it "
-        "(without a mask, those that some head of the row reaches)"
+        description="null: statistics of what a row of H reads if H is uniform over the tokens that the row may see: "
+        "those that the mask leaves to it (without a mask, those that some head of the row reaches)"
     )
     duplicate_rows: Annotated[int | None, _ROWS] = Field(
-        description="how many rows duplicate_token_share is a mean over, sum over the prompts"
+        description="number of rows of H that `duplicate_token_share` is a mean over, sum over the prompts"
     )
     induction_rows: Annotated[int | None, _ROWS] = Field(
-        description="how many rows induction_share is a mean over, sum over the prompts"
+        description="number of rows of H that `induction_share` is a mean over, sum over the prompts"
     )

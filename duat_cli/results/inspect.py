@@ -27,6 +27,8 @@ from duat_cli.results.operator import PROVED, Coupling, CrossOperator, Density, 
 from duat_cli.results.prompts import AS_SET, WHICH, PromptSetFacts
 
 _COUPLING = Meaning(drift="group", rule="drift.coupling")
+_BY_NORM = Field(description="coupling of a block's tokens through W', by the norms C_ij = |B_ij|_F")
+_BY_EFFECT = Field(description="coupling of a block's tokens through W', by |B_ij x_j|, what token j adds to token i")
 _MACHINE = Meaning(checked=False)
 _SUM = "Eq. 11/12, 33/34"
 _PARTS = Meaning(exactness="exact", source="Eq. 12, 34", drift="group")
@@ -43,12 +45,14 @@ _Cross = Annotated[
     ),
 ]
 _WithRouting = Annotated[
-    Routing | None, Meaning(needs="routing", by_name=True), Field(description="where H comes from; with --routing")
+    Routing | None,
+    Meaning(needs="routing", by_name=True),
+    Field(description="origin of a block's H: scores of queries and keys, and their form W_QK; with --routing"),
 ]
 _WithHeads = Annotated[
     Heads | None,
     Meaning(needs="heads", by_name=True),
-    Field(description="what each attention head reads, by H alone; with --heads"),
+    Field(description="statistics of what each attention head of a block reads, by H alone; with --heads"),
 ]
 _ERROR = Meaning(
     "relative",
@@ -69,10 +73,12 @@ class Range(WithReasons):
         description="largest absolute value at the output of a norm, of attention, of an FFN unit or of the block, "
         "over tokens and prompts; not of what is inside them, such as attention scores"
     )
-    place: Literal["norm", "attention", "ffn", "block"] = Field(description="whose output it is")
+    place: Literal["norm", "attention", "ffn", "block"] = Field(
+        description="what `largest_activation` is the output of"
+    )
     stored_dtype: str | None = Field(
-        description="dtype of most stored bytes, of quantised weights the one that config.json states; null where that "
-        "is not known"
+        description="dtype of most bytes that the checkpoint stores, of quantised weights the one that config.json "
+        "states; null where no floating-point tensor is stored"
     )
     share: Annotated[
         Finite | None,
@@ -83,73 +89,87 @@ class Range(WithReasons):
             formula="largest_activation / largest number of the stored dtype",
         ),
     ] = Field(
-        description="largest_activation / largest number of stored_dtype: above 1 the checkpoint overflows in its own "
-        "dtype. Where that is float16 or float8; no activation comes near the largest number of the others"
+        description="`largest_activation` / largest number of `stored_dtype`: above 1 the checkpoint overflows in its "
+        "own dtype. Null of dtypes other than float16 and float8, whose largest number no activation comes near"
     )
 
 
 class Part(WithReasons):
     share: Annotated[
         Finite | None, Meaning("share", "exact", formula="<part, x> / |x|^2", source=_SUM, signed=True, drift="number")
-    ] = Field(description="what it makes of the whole; the shares of a place sum to 1")
+    ] = Field(
+        description="share of a part in the vector that all parts add up to; those of the linear, static, dynamic and "
+        "encoder part sum to 1"
+    )
     norm: Annotated[
         Finite | None, Meaning("relative", "exact", formula="|part| / |x|", source=_SUM, drift="number")
-    ] = Field(description="its length, relative to the whole")
+    ] = Field(description="length of a part, relative to the vector that all parts add up to")
 
 
 class Parts(Result):
-    """One vector split into the paper's three parts. Each covers all blocks up to here, not this one alone."""
+    """The paper's parts of what one block's FFN reads; each covers all blocks up to there, not one alone."""
 
-    linear: Annotated[Part, _PARTS] = Field(description="the linear path from x_0, the first block's input")
+    linear: Annotated[Part, _PARTS] = Field(
+        description="part of what the FFN's nonlinearity reads that the linear path from x_0, the first block's input, "
+        "makes"
+    )
     static: Annotated[Part, _PARTS] = Field(
-        description="all biases, the FFN's output bias among them; carried by T, which the input sets, so it moves "
-        "between prompts as well"
+        description="part of what the FFN's nonlinearity reads that all biases make, output biases of earlier FFNs "
+        "among them; carried by T, which the input sets, so that prompts differ in it as well"
     )
     dynamic: Annotated[Part, _PARTS] = Field(
-        description="the UAT terms of this block and all before it; at a pre-activation, the part of the bias b'_{j,2} "
-        "of Eq. 12/34 that the UAT terms make (its rest, W' b'_{j-1,3} + b, is in `static`)"
+        description="part of what the FFN's nonlinearity reads that the UAT terms in front of it make: their part of "
+        "the bias b'_{j,2} of Eq. 12/34, whose rest W' b'_{j-1,3} + b is in `static`"
     )
     encoder: Annotated[Part | None, _ENCODER] = Field(
-        default=None, description="as of the block's output; in a decoder, null in other stacks"
+        default=None,
+        description="part of what the FFN's nonlinearity reads that the encoder's states make or, with pictures in a "
+        "text, what the vision part adds to the stream between blocks; null where there is neither",
     )
 
 
 class Terms(WithReasons):
-    """The paper's sum at one block: shares of its output, of all terms up to here, and the block's own term."""
+    """The paper's sum at one block's output: the parts of all blocks up to this one, and the block's own term."""
 
     linear: Annotated[Part, _TERMS] = Field(
-        description="of all up to here: the linear path from x_0, the first block's input"
+        description="part of a block's output that the linear path from x_0, the first block's input, makes"
     )
     static: Annotated[Part, _TERMS] = Field(
-        description="of all up to here: the biases, carried by T, which the input sets"
+        description="part of a block's output that all biases up to here make, carried by T, which the input sets"
     )
     dynamic: Annotated[Part, _TERMS] = Field(
-        description="of all up to here: the UAT terms of this block and all before it"
+        description="part of a block's output that the UAT terms of this block and all before it make"
     )
     encoder: Annotated[Part | None, _ENCODER] = Field(
         default=None,
-        description="of all up to here: the encoder's states, through the cross-attention of this block and all before "
-        "it, H held; its biases are in `static`. In a decoder (--stack decoder); with pictures in a text, what "
-        "the vision part adds to the stream between blocks; else null",
+        description="part of a block's output that the encoder's states make, through the cross-attention of this "
+        "block and all before it, H held, whose biases are in `static`; with pictures in a text, what the vision part "
+        "adds to the stream between blocks makes. Null where there is neither",
     )
     own: Annotated[Part, Meaning(exactness="exact", source=_SUM)] = Field(
-        description="this block's own UAT term U_j f_j in its output: a part of `dynamic`, the FFN's output bias not "
-        "among it"
+        description="part of a block's output that its own UAT term U_j f_j makes: contained in `dynamic`, without the "
+        "FFN's output bias"
     )
     pre_activation: Annotated[Parts | None, _PARTS] = Field(
-        description="the three parts at the FFN's first linear layer; of a mixture of experts, that of the expert that "
-        "every token runs through"
+        description="parts of what the FFN's first linear layer gives; of a mixture of experts, that of the expert "
+        "that every token runs through. Null where no such layer is seen"
     )
 
 
 class Spread(Result):
     """One value over the prompts, in its own unit."""
 
-    low: Annotated[Finite, Meaning("the field's", signed=True)] = Field(description="the smallest over the prompts")
-    mean: Annotated[Finite, Meaning("the field's", signed=True)] = Field(description="mean over the prompts")
-    high: Annotated[Finite, Meaning("the field's", signed=True)] = Field(description="the largest over the prompts")
+    low: Annotated[Finite, Meaning("the field's", signed=True)] = Field(
+        description="smallest value of a number over the prompts"
+    )
+    mean: Annotated[Finite, Meaning("the field's", signed=True)] = Field(
+        description="mean of a number over the prompts"
+    )
+    high: Annotated[Finite, Meaning("the field's", signed=True)] = Field(
+        description="largest value of a number over the prompts"
+    )
     standard_deviation: Annotated[Finite, Meaning("the field's")] = Field(
-        description="standard deviation over the prompts"
+        description="standard deviation of a number over the prompts"
     )
 
 
@@ -159,55 +179,62 @@ class PromptBlock(Result):
     prompt: int = Field(description="number of the prompt, from 0")
     operator: OperatorStats
     density: Density
-    coupling: Coupling
-    coupling_weighted: Coupling
+    coupling: Annotated[Coupling, _BY_NORM]
+    coupling_weighted: Annotated[Coupling, _BY_EFFECT]
     null: Annotated[Nulls, Meaning(by_name=True)]
     terms: Terms
     cross: _Cross = None
     certificate_error: Annotated[Finite, replace(_ERROR, formula="|x_i - rebuilt_i| / |x_i|")] = Field(
-        description="relative error of the block's rebuilt output against the model's own"
+        description="relative error of the block's rebuilt output or FFN inputs, the larger, against the model's own"
     )
     routing: _WithRouting = None
     heads: _WithHeads = None
 
 
 class Block(Result):
-    """One block, means over the prompts."""
+    """Statistics of one block, means over the prompts."""
 
     index: int = Field(description="number of the block, from 0")
     name: str = Field(description="the block's module name")
     operator: Annotated[OperatorStats, Meaning(drift="group", rule="drift.operator")]
     density: Annotated[Density, Meaning(drift="group", rule="drift.density")]
-    coupling: Annotated[Coupling, _COUPLING] = Field(description="by |B_ij|_F")
-    coupling_weighted: Annotated[Coupling, _COUPLING] = Field(description="by |B_ij x_j|")
-    null: Annotated[Nulls, Meaning(by_name=True)] = Field(description="the same statistics where nothing was learned")
+    coupling: Annotated[Coupling, _COUPLING, _BY_NORM]
+    coupling_weighted: Annotated[Coupling, _COUPLING, _BY_EFFECT]
+    null: Annotated[Nulls, Meaning(by_name=True)] = Field(
+        description="statistics of W' where nothing was learned, to compare the block's own with"
+    )
     terms: Annotated[Terms, Meaning(drift="group", rule="drift.terms")]
     cross: _Cross = None
-    certificate_error: Annotated[Finite, _ERROR] = Field(description="largest over prompts of |x_i - rebuilt| / |x_i|")
+    certificate_error: Annotated[Finite, _ERROR] = Field(
+        description="largest relative error of the block's rebuilt output and FFN inputs against the model's own, over "
+        "the prompts"
+    )
     range: Range
     routing: _WithRouting = None
     heads: _WithHeads = None
     spreads: Annotated[dict[str, Spread] | None, Meaning(needs="per_prompt", keyed_by=PromptBlock)] = Field(
-        default=None, description="with --per-prompt: 'group.field' to its spread over the prompts"
+        default=None, description="spread over the prompts of each number, by 'group.field'; with --per-prompt"
     )
     prompts: Annotated[list[PromptBlock] | None, Meaning(needs="per_prompt")] = Field(
-        default=None, description="with --per-prompt"
+        default=None, description="statistics of a block under each prompt; with --per-prompt"
     )
 
 
 class UatTerm(Result):
     """One term of the UAT sum at the last block's output, means over the prompts."""
 
-    name: str = Field(description="'x_0', 'bias', 'encoder', or the block whose FFN makes the term")
-    kind: Literal["linear", "static", "dynamic", "encoder"] = Field(
-        description="which of the parts of the sum it belongs to"
+    name: str = Field(
+        description="name of a term of the UAT sum: 'x_0', 'bias', 'encoder', or the block whose FFN makes the term"
     )
-    block: int | None = Field(description="number of the block, from 0; null for what no FFN makes")
+    kind: Literal["linear", "static", "dynamic", "encoder"] = Field(
+        description="part of the UAT sum that a term belongs to"
+    )
+    block: int | None = Field(description="number of the block whose FFN makes the term, from 0; null for other terms")
     share: Annotated[
         Finite, Meaning("share", "exact", formula="<term, x_L> / |x_L|^2", source="Eq. 11, 33", signed=True)
-    ] = Field(description="what it makes of the output; all shares sum to 1")
+    ] = Field(description="share of a term in the last block's output; the shares of all terms sum to 1")
     norm: Annotated[Finite, Meaning("relative", "exact", formula="|term| / |x_L|", source="Eq. 11, 33")] = Field(
-        description="its length, relative to the output"
+        description="length of a term, relative to the last block's output"
     )
 
 
@@ -215,18 +242,24 @@ class Summary(WithReasons):
     """The most important numbers, and sentences based on them."""
 
     linear_share: Annotated[Finite | None, _TOTAL] = Field(
-        description="of all up to the last block's output, mean over prompts"
+        description="share of the linear path in the output of the report's last block, mean over the prompts"
     )
-    static_share: Annotated[Finite | None, _TOTAL] = Field(description="of all up to the last block's output")
-    dynamic_share: Annotated[Finite | None, _TOTAL] = Field(description="of all up to the last block's output")
+    static_share: Annotated[Finite | None, _TOTAL] = Field(
+        description="share of all biases in the output of the report's last block, mean over the prompts"
+    )
+    dynamic_share: Annotated[Finite | None, _TOTAL] = Field(
+        description="share of all UAT terms in the output of the report's last block, mean over the prompts"
+    )
     encoder_share: Annotated[Finite | None, _ENCODER_SHARE] = Field(
-        default=None, description="of all up to the last block's output; in a decoder, null in other stacks"
+        default=None,
+        description="share of the encoder's states, or of what the vision part adds between blocks, in the output of "
+        "the report's last block, mean over the prompts; null where there is neither",
     )
     effective_context: Annotated[Finite | None, Meaning("tokens", "exact", drift="number")] = Field(
-        description="mean over blocks, tokens"
+        description="number of tokens that reach a token through W' in effect, mean over the blocks that have a W'"
     )
     structural_density: Annotated[Finite | None, Meaning("share, 0 to 1", "exact", drift="number")] = Field(
-        description="mean over blocks"
+        description="share of the entries of W' that are not identically zero, mean over the blocks that have a W'"
     )
     notable: list[str] = Field(description="at most three sentences that the numbers support")
 
@@ -235,10 +268,10 @@ class EndToEndNulls(WithReasons):
     """Nulls of the end-to-end coupling, in which attention has learned nothing."""
 
     uniform: Coupling | None = Field(
-        description="every block's H uniform over the tokens that each row may see; weights and norm scales the same"
+        description="null of the end-to-end coupling with every H uniform over the tokens that its rows may see"
     )
     reinitialised: Annotated[Coupling | None, Meaning(checked=False)] = Field(
-        description="the same architecture re-initialised: none yet, for the reason beside it"
+        description="null of the end-to-end coupling of the re-initialised architecture; not computed, always null"
     )
 
 
@@ -246,13 +279,14 @@ class EndToEnd(Result):
     """Coupling of the tokens of x_0 with those of the last block's output, through all blocks and the residual path."""
 
     coupling: Coupling = Field(
-        description="by c_ij = |(T_L...T_1)(e_j (x) x_0[j])_i| in place of C_ij: the linear path alone, dynamic "
-        "parameters frozen; the other terms of the sum start in the blocks and are no part of it"
+        description="coupling of the tokens of x_0 with those of the last block's output, by c_ij = |(T_L...T_1)(e_j "
+        "(x) x_0[j])_i|: along the linear path alone, dynamic parameters frozen; other terms of the sum start in the "
+        "blocks and are no part of it"
     )
-    null: EndToEndNulls = Field(description="the same numbers where nothing was learned")
+    null: EndToEndNulls = Field(description="nulls of the end-to-end coupling, in which attention has learned nothing")
     certificate_error: Annotated[
         Finite, replace(_ERROR, formula="|sum_j (T_L...T_1)(e_j (x) x_0[j]) - (T_L...T_1) x_0| / |the latter|")
-    ] = Field(description="how far the source tokens' parts together are from the linear part of the output")
+    ] = Field(description="relative error of the source tokens' parts together against the output's linear part")
 
 
 class BlockMap(Result):
@@ -262,16 +296,19 @@ class BlockMap(Result):
     coupling: Annotated[
         list[list[Finite]],
         Meaning("norm of W'", "exact", how="four digits are kept", formula="C_ij = |B_ij|_F", source="Eq. 10"),
-    ] = Field(description="C, a row a token i, in it from token j to token i, j from 0, less the zeros at its end")
+    ] = Field(description="C_ij between tokens: a row for each token i, j from 0, without the zeros at the row's end")
 
 
 class CouplingMap(Result):
     """Coupling of the first tokens of one prompt with each other through W', block by block."""
 
     prompt: int = Field(description="number of the prompt, from 0")
-    total_tokens: int = Field(description="how many tokens the prompt has")
-    tokens: list[str] = Field(description="the tokens mapped, what each says alone: the prompt's first")
-    blocks: list[BlockMap] = Field(description="blocks whose W' has factors")
+    total_tokens: int = Field(description="number of tokens of the mapped prompt, as the blocks read them")
+    tokens: list[str] = Field(
+        description="texts of the prompt's first tokens, which are mapped, each decoded alone; 'vector 0', ... where "
+        "the blocks read other vectors"
+    )
+    blocks: list[BlockMap] = Field(description="coupling matrices of the blocks whose W' has factors")
 
 
 class InspectReport(ModelReport):
@@ -283,12 +320,17 @@ class InspectReport(ModelReport):
     prompt_set: Annotated[PromptSetFacts | None, AS_SET] = None
     certificate: Certificate
     blocks: Annotated[list[Block], Meaning(drift="group")]
-    terms: Annotated[list[UatTerm] | None, Meaning(needs="terms")] = Field(default=None, description="with --terms")
+    terms: Annotated[list[UatTerm] | None, Meaning(needs="terms")] = Field(
+        default=None, description="terms of the UAT sum at the last block's output; with --terms"
+    )
     end_to_end: Annotated[EndToEnd | None, Meaning(needs="end_to_end")] = Field(
-        default=None, description="mean over the prompts; with --end-to-end"
+        default=None,
+        description="coupling of the tokens of x_0 with those of the last block's output, through all blocks and the "
+        "residual path, mean over the prompts; with --end-to-end",
     )
     maps: Annotated[list[CouplingMap] | None, Meaning(needs="maps", checked=False)] = Field(
-        default=None, description="the coupling C token by token, of the first prompts; with --maps"
+        default=None,
+        description="coupling matrices C, token by token, of the blocks under the first prompts; with --maps",
     )
     summary: Annotated[Summary, Meaning(drift="group", rule="drift.summary")]
     skipped: list[Skipped]
@@ -300,7 +342,7 @@ class InspectStacks(Report):
     """`duat inspect --stack all`: every stack of one model."""
 
     command: Annotated[Literal["inspect"], COMMAND] = "inspect"
-    stacks: list[InspectReport] = Field(min_length=1, description="a report a stack, which `model.stack` names")
+    stacks: list[InspectReport] = Field(min_length=1, description="report of each stack, which `model.stack` names")
 
 
 class BlockCertificate(Result):
@@ -309,20 +351,19 @@ class BlockCertificate(Result):
     index: int = Field(description="number of the block, from 0")
     name: str = Field(description="the block's module name")
     certificate_error: Annotated[Finite, _ERROR] = Field(
-        description="relative error of the block's rebuilt output against the model's own"
+        description="largest relative error of the block's rebuilt output and FFN inputs against the model's own, over "
+        "the prompts"
     )
     operator_error: Annotated[Finite | None, PROVED] = Field(
-        description="of the factors of W'; null where they are not Kronecker"
+        description="largest relative error of the factors of W' over the prompts; null where W' has none"
     )
-    operator_reason: str | None = Field(description="why operator_error is null")
+    operator_reason: str | None = Field(description="why `operator_error` is null")
     cross_error: Annotated[Finite | None, PROVED] = Field(
         default=None,
-        description="of the factors of W'_c, the operator of cross-attention or of a mixer beside attention; null "
-        "where they are not Kronecker, and in blocks with neither",
+        description="largest relative error of the factors of W'_c, the operator of cross-attention or of a mixer "
+        "beside attention, over the prompts; null where it has none, and in blocks without W'_c",
     )
-    cross_reason: str | None = Field(
-        default=None, description="why cross_error is null where there is such an operator"
-    )
+    cross_reason: str | None = Field(default=None, description="why `cross_error` is null in a block with a W'_c")
 
 
 class VerifyReport(ModelReport):
@@ -341,4 +382,4 @@ class VerifyStacks(Report):
     """`duat verify --stack all`: every stack of one model."""
 
     command: Annotated[Literal["verify"], COMMAND] = "verify"
-    stacks: list[VerifyReport] = Field(min_length=1, description="a report a stack, which `model.stack` names")
+    stacks: list[VerifyReport] = Field(min_length=1, description="report of each stack, which `model.stack` names")

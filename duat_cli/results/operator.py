@@ -21,10 +21,10 @@ PROVED = Meaning(
 )
 _PROVED_LARGEST = replace(PROVED, better="lower", over_prompts="largest")
 _INTERVAL_END = Meaning("share, 0 to 1", "estimate", how="end of an interval", source="Wilson (1927)")
-_EQUAL = "end of the 95 % interval; equal to numerical if exact"
+_EQUAL = "end of the 95 % interval of `numerical`; equal to `numerical` where that is exact"
 _IntervalLow = Annotated[Finite | None, _INTERVAL_END, Field(description=f"lower {_EQUAL}")]
 _IntervalHigh = Annotated[Finite | None, _INTERVAL_END, Field(description=f"upper {_EQUAL}")]
-_OF_A_NULL = Field(description="the model's statistic of that name, where nothing was learned")
+_OF_A_NULL = Field(description="null of the block's statistic of this name: that of a W' in which nothing was learned")
 _HEADS = Meaning(
     "Kronecker products, 1 to the number of heads",
     "exact",
@@ -40,16 +40,17 @@ _ALIKE = Meaning(
 _FULL = Meaning("share, 0 to 1", "exact", formula="share of pairs of entries that some head and channel connects")
 _BITS = Meaning("bits", "exact", formula="mean over rows i of -sum_k p_ik log2 p_ik, p_ik = C_ik^2 / sum_k C_ik^2")
 _CONTEXT = Meaning("encoder tokens", "exact", formula="mean over rows i of 2^(entropy of p_i)")
-_BY_NORM = "by C_ik = |B_ik|_F, from encoder token k to decoder token i"
-_WEIGHTED = "by |B_ik e_k|, e_k the encoder's state of token k"
+_SHARES = "the tokens' shares in what W'_c brings to a token, mean over the latter, by"
+_BY_NORM = f"{_SHARES} C_ik = |B_ik|_F, from token k (in a decoder, of the encoder) to token i"
+_WEIGHTED = f"{_SHARES} |B_ik e_k|, e_k what W'_c reads of token k (in a decoder, the encoder's state)"
 
 
 class OperatorStats(WithReasons):
     """The frozen attention operator W' of one block, an NM x NM matrix that is never built."""
 
-    rows: Annotated[Finite, Meaning("entries", "exact", formula="N M")] = Field(description="N*M, the rows of W'")
+    rows: Annotated[Finite, Meaning("entries", "exact", formula="N M")] = Field(description="number of rows of W', N M")
     columns: Annotated[Finite, Meaning("entries", "exact", formula="N M, or N times the values' width")] = Field(
-        description="columns of W': N*M, or of a mixer whose W' reads its own values N times their width"
+        description="number of columns of W': N M, or N times the values' width where W' reads a mixer's own values"
     )
     dense_bytes: Annotated[
         Finite, Meaning("bytes", "exact", formula="rows times columns times the bytes of one number")
@@ -86,11 +87,12 @@ class OperatorStats(WithReasons):
             needs="spectrum",
             drift="number",
         ),
-    ] = Field(description="(frobenius_norm / spectral_norm)^2; with --spectrum")
+    ] = Field(description="stable rank of W', (`frobenius_norm` / `spectral_norm`)^2; with --spectrum")
     effective_heads: Annotated[
         Finite | None, replace(_HEADS, unit="Kronecker products, 1 to kronecker_products", drift="number")
     ] = Field(
-        description="exp of the entropy of the squared Kronecker spectrum: 1 to kronecker_products; compare its nulls"
+        description="number of Kronecker products that W' acts like, from 1 to `kronecker_products`: exp of the "
+        "entropy of its squared Kronecker spectrum; compare its nulls"
     )
     block_correlation: Annotated[
         Finite | None,
@@ -116,7 +118,7 @@ class OperatorStats(WithReasons):
             "channels of heads by token",
             over_prompts="largest",
         ),
-    ] = Field(default=None, description="of how many Kronecker products W' is the sum: the most effective_heads can be")
+    ] = Field(default=None, description="number of Kronecker products in the sum W': the most `effective_heads` can be")
     certificate_error: Annotated[Finite | None, _PROVED_LARGEST] = Field(
         description="largest relative residual of the proof that the factors V, O and H are the model's own"
     )
@@ -140,8 +142,8 @@ class Density(WithReasons):
             drift="number",
         ),
     ] = Field(
-        description="share of entries not identically zero, by the zeros of H, V and O: the union over heads and "
-        "channels, block by block"
+        description="share of the entries of W' that are not identically zero, by the zeros of H, V and O: the union "
+        "over heads and channels, block by block"
     )
     numerical: Annotated[
         Finite | None,
@@ -152,17 +154,19 @@ class Density(WithReasons):
             formula="share of entries with |w| > threshold |W'|_F / (N M)",
             drift="number",
         ),
-    ] = Field(description="share of entries that are larger than `threshold` root mean square entries of W'")
+    ] = Field(
+        description="share of the entries of W' above `threshold` times their root mean square, by absolute value"
+    )
     numerical_low: _IntervalLow
     numerical_high: _IntervalHigh
     threshold: Annotated[
         Finite, Meaning("root mean square entries of W'", "given", formula="--threshold", over_prompts="same")
     ] = Field(description="what an entry must exceed to count in `numerical`: 0.01 unless --threshold says otherwise")
     linear_reference: Annotated[Finite, Meaning("share, 0 to 1", "exact", formula="1 / N")] = Field(
-        description="1/N: a linear layer as transformers uses it, I_N (x) W"
+        description="density of a linear layer as transformers uses it, I_N (x) W: 1/N, N the number of tokens"
     )
     linear_reference_paper: Annotated[Finite, Meaning("share, 0 to 1", "exact", formula="1 / M")] = Field(
-        description="1/M: a linear layer in the paper's orientation, W (x) I_M"
+        description="density of a linear layer in the paper's orientation, W (x) I_M: 1/M, M the hidden size"
     )
     conv1d_reference: Annotated[
         Finite,
@@ -172,9 +176,9 @@ class Density(WithReasons):
             formula="pairs (i, j) with j in the window of i, over N^2",
             source="the comparison of section 4.1 and appendix C",
         ),
-    ] = Field(description="a 1-D convolution of width conv_width over N tokens, zero padded")
+    ] = Field(description="density of a 1-D convolution of width `conv_width` over N tokens, zero padded")
     conv_width: Annotated[int, Meaning("tokens", "given", over_prompts="same")] = Field(
-        description="width of the convolution of conv1d_reference, from --conv-width"
+        description="width of the convolution of `conv1d_reference`, from --conv-width"
     )
 
 
@@ -183,7 +187,7 @@ class Coupling(WithReasons):
 
     off_diagonal_share: Annotated[
         Finite | None, Meaning("share, 0 to 1", "exact", formula="1 - sum_i C_ii^2 / sum_ij C_ij^2", drift="number")
-    ] = Field(description="share of the coupling that leads from one token to another")
+    ] = Field(description="share of the coupling, as sum of C_ij^2, that leads from one token to another")
     entropy_bits: Annotated[
         Finite | None,
         Meaning(
@@ -192,24 +196,24 @@ class Coupling(WithReasons):
             formula="mean over rows i of -sum_j p_ij log2 p_ij, p_ij = C_ij^2 / sum_j C_ij^2",
             drift="number",
         ),
-    ] = Field(description="mean over rows of the entropy of p_i")
+    ] = Field(description="entropy of the shares p_ij of tokens j in what reaches token i, mean over i")
     effective_context: Annotated[
         Finite | None, Meaning("tokens", "exact", formula="mean over rows i of 2^(entropy of p_i)", drift="number")
-    ] = Field(description="mean over rows of 2^entropy: how many tokens reach a token")
+    ] = Field(description="number of tokens that reach a token: 2^(entropy of their shares p_ij), mean over i")
     mean_distance: Annotated[
         Finite | None, Meaning("tokens", "exact", formula="mean over rows i of sum_j p_ij |i - j|", drift="number")
-    ] = Field(description="mean over rows of how far away the tokens are that reach a token")
+    ] = Field(description="distance of tokens j that reach token i, weighted by their shares p_ij, mean over i")
     distance_deviation: Annotated[Finite | None, Meaning("tokens", "exact")] = Field(
-        description="standard deviation over rows of sum_j p_ij |i-j|, tokens: 0 where every row reads equally far "
-        "away, sqrt((N^2-1)/12) where all read the first token; compare its nulls"
+        description="standard deviation over tokens i of sum_j p_ij |i-j|, p_ij = C_ij^2 / sum_j C_ij^2: 0 where all "
+        "are reached from equally far, sqrt((N^2-1)/12) where from the first token alone; compare its nulls"
     )
     first_token_share: Annotated[
         Finite | None, Meaning("share, 0 to 1", "exact", formula="mean over i >= 1 of p_i0", drift="number")
-    ] = Field(description="mean over the other tokens of the share that the first token has in what reaches them")
+    ] = Field(description="share that the first token has in what reaches another token, mean over the other tokens")
 
 
 class NullOperator(WithReasons):
-    """`OperatorStats` of a null: those that do not depend on the scale of the weights."""
+    """Statistics of a null's W' that do not depend on the scale of the weights."""
 
     effective_heads: Annotated[
         Finite | None, Meaning("Kronecker products, 1 to the number of heads", "exact"), _OF_A_NULL
@@ -218,7 +222,7 @@ class NullOperator(WithReasons):
 
 
 class NullDensity(WithReasons):
-    """`Density` of a null, by the same threshold."""
+    """Density of a null's W', by the same threshold as the model's."""
 
     structural: Annotated[Finite | None, Meaning("share, 0 to 1", "exact"), _OF_A_NULL]
     numerical: Annotated[
@@ -235,20 +239,20 @@ class NullStats(Result):
 
     operator: NullOperator
     density: NullDensity
-    coupling: Coupling
-    coupling_weighted: Coupling
+    coupling: Coupling = Field(description="coupling of tokens where nothing was learned, by C_ij = |B_ij|_F")
+    coupling_weighted: Coupling = Field(description="coupling of tokens where nothing was learned, by |B_ij x_j|")
 
 
 class Nulls(WithReasons):
     """Two values to compare each statistic of W' with; a statistic that equals both says nothing of training."""
 
     uniform: NullStats | None = Field(
-        description="the same weights, and of every token the same scales and gates; H uniform over the positions that "
-        "the mask leaves to a row (without a mask, those that some head of the row reaches); closed form"
+        description="null of uniform attention: the model's weights, scales and gates, H uniform over the positions "
+        "that the mask leaves to a row (without a mask, those that some head of the row reaches); closed form"
     )
     reinitialised: Annotated[NullStats | None, Meaning(needs="null")] = Field(
-        description="the model's class built anew from its config (transformers' own initialisation, fixed seed), on "
-        "as many random tokens; with --null all"
+        description="null of the architecture: the model's class built anew from its config (transformers' own "
+        "initialisation, fixed seed), on as many random tokens; with --null all"
     )
 
 
@@ -256,8 +260,11 @@ _W_QK = "W_QK = W_Q D_i D_j^T W_K^T, D the map of positions and held norms behin
 _FORM = "Eq. 35"
 _RANK = Meaning("dimensions, 1 to the head's width", "exact", formula="|W_QK|_F^2 / sigma_1(W_QK)^2", source=_FORM)
 _SYMMETRIC = Meaning("share, 0 to 1", "exact", formula="|(W_QK + W_QK^T) / 2|_F / |W_QK|_F", source=_FORM)
-_SYMMETRIC_MEANS = "1: symmetric, as x_i.x_j is; 0.71: a matrix without any symmetry, drawn at random; 0: antisymmetric"
-_PAIRS = "squared correlation of the scores, before softcap and mask, over the pairs that are attended"
+_SYMMETRIC_MEANS = (
+    "norm of the symmetric part of W_QK over that of W_QK: 1 of a symmetric one, as x_i.x_j is; 0.71 of a matrix "
+    "without any symmetry, drawn at random; 0 of an antisymmetric one"
+)
+_R2 = "squared correlation, over the attended pairs, of a head's scores before softcap and mask with"
 
 
 def _r2(of: str) -> Meaning:
@@ -274,22 +281,22 @@ class HeadRouting(WithReasons):
 
     index: int = Field(description="number of the head, from 0")
     singular_values: Annotated[list[Finite], Meaning("norm of W_QK", "exact", formula=_W_QK, source=_FORM)] = Field(
-        description="the leading eight of W_QK at token 0; from its thin factors, in float64"
+        description="leading eight singular values of a head's W_QK at distance 0, from its thin factors, in float64"
     )
     frobenius_norm: Annotated[Finite, Meaning("norm of W_QK", "exact", formula="|W_QK|_F", source=_FORM)] = Field(
-        description="of W_QK at token 0, without the factor of the scores"
+        description="Frobenius norm of a head's W_QK at distance 0, without the scaling factor of the scores"
     )
     spectral_norm: Annotated[Finite, Meaning("norm of W_QK", "exact", formula="sigma_1(W_QK)", source=_FORM)] = Field(
-        description="the largest singular value of W_QK at token 0"
+        description="largest singular value of a head's W_QK at distance 0"
     )
-    stable_rank: Annotated[Finite | None, _RANK] = Field(description="in how many directions W_QK acts")
+    stable_rank: Annotated[Finite | None, _RANK] = Field(description="stable rank of a head's W_QK at distance 0")
     symmetric_share: Annotated[Finite | None, _SYMMETRIC] = Field(description=_SYMMETRIC_MEANS)
-    r2_plain: Annotated[Finite | None, _PLAIN] = Field(description=f"by x_i.x_j, x what the layer reads: {_PAIRS}")
+    r2_plain: Annotated[Finite | None, _PLAIN] = Field(description=f"{_R2} x_i.x_j, x what the layer reads")
     r2_centred: Annotated[Finite | None, _CENTRED] = Field(
-        description=f"by the covariance of tokens, x less the mean over tokens: {_PAIRS}"
+        description=f"{_R2} the covariance of tokens, x_i.x_j of x less its mean over tokens"
     )
     r2_bilinear: Annotated[Finite | None, _BILINEAR] = Field(
-        description=f"by W_QK alone, so 1 where neither positions nor biases nor norms of queries enter: {_PAIRS}"
+        description=f"{_R2} x_i W_QK x_j; 1 where neither positions nor biases nor norms of queries enter"
     )
 
 
@@ -297,10 +304,12 @@ class RoutingAtDistance(WithReasons):
     """W_QK between a token and the one `distance` tokens in front of it, means over heads."""
 
     distance: Annotated[int, Meaning("tokens", "given", over_prompts="same")] = Field(
-        description="i - j, tokens; of tokens i and 0"
+        description="distance i - j of the tokens, i and 0, between which W_QK is taken"
     )
-    stable_rank: Annotated[Finite | None, _RANK] = Field(description="mean over heads")
-    symmetric_share: Annotated[Finite | None, _SYMMETRIC] = Field(description=f"mean over heads. {_SYMMETRIC_MEANS}")
+    stable_rank: Annotated[Finite | None, _RANK] = Field(description="mean stable rank of heads' W_QK at `distance`")
+    symmetric_share: Annotated[Finite | None, _SYMMETRIC] = Field(
+        description=f"mean over heads, at `distance`, of the {_SYMMETRIC_MEANS}"
+    )
 
 
 class Routing(WithReasons):
@@ -316,21 +325,19 @@ class Routing(WithReasons):
             over_prompts="largest",
             better="lower",
         ),
-    ] = Field(
-        description="H rebuilt from the model's own queries, keys, mask, softcap and sinks against the captured H"
-    )
-    stable_rank: Annotated[Finite | None, _RANK] = Field(description="mean over heads, at distance 0")
+    ] = Field(description="relative error of H rebuilt from the model's own queries, keys, mask, softcap and sinks")
+    stable_rank: Annotated[Finite | None, _RANK] = Field(description="mean stable rank of heads' W_QK at distance 0")
     symmetric_share: Annotated[Finite | None, _SYMMETRIC] = Field(
-        description=f"mean over heads, at distance 0. {_SYMMETRIC_MEANS}"
+        description=f"mean over heads, at distance 0, of the {_SYMMETRIC_MEANS}"
     )
-    r2_plain: Annotated[Finite | None, _PLAIN] = Field(description=f"mean over heads, by x_i.x_j: {_PAIRS}")
+    r2_plain: Annotated[Finite | None, _PLAIN] = Field(description=f"mean over heads of the {_R2} x_i.x_j")
     r2_centred: Annotated[Finite | None, _CENTRED] = Field(
-        description=f"mean over heads, by the covariance of tokens: {_PAIRS}"
+        description=f"mean over heads of the {_R2} the covariance of tokens"
     )
-    r2_bilinear: Annotated[Finite | None, _BILINEAR] = Field(description=f"mean over heads, by W_QK: {_PAIRS}")
-    heads: Annotated[list[HeadRouting] | None, Meaning(source=_FORM)] = Field(description="head by head")
+    r2_bilinear: Annotated[Finite | None, _BILINEAR] = Field(description=f"mean over heads of the {_R2} x_i W_QK x_j")
+    heads: Annotated[list[HeadRouting] | None, Meaning(source=_FORM)] = Field(description="scores and W_QK by head")
     distances: Annotated[list[RoutingAtDistance] | None, Meaning(source=_FORM)] = Field(
-        description="at distances 0, 1, 2, 4, ... of the prompt's tokens; distance 0 alone where positions do not enter"
+        description="W_QK at distances 0, 1, 2, 4, ... of the prompt's tokens; at 0 alone where positions do not enter"
     )
 
 
@@ -338,19 +345,20 @@ class CrossStats(WithReasons):
     """Statistics of W'_c that do not depend on the scale of the weights."""
 
     effective_heads: Annotated[Finite | None, _HEADS] = Field(
-        description="exp of the entropy of the squared Kronecker spectrum: 1 to heads; compare its null"
+        description="number of Kronecker products that W'_c acts like, from 1 to heads: exp of the entropy of its "
+        "squared Kronecker spectrum; compare its null"
     )
     block_correlation: Annotated[Finite | None, _ALIKE] = Field(
-        description="root mean square cosine over all pairs of nonzero blocks, each with itself included; compare its "
-        "null"
+        description="root mean square cosine over all pairs of nonzero blocks of W'_c, each with itself included; "
+        "compare its null"
     )
-    entropy_bits: Annotated[Finite | None, _BITS] = Field(description=_BY_NORM)
+    entropy_bits: Annotated[Finite | None, _BITS] = Field(description=f"entropy of {_BY_NORM}")
     effective_context: Annotated[Finite | None, _CONTEXT] = Field(
-        description=f"how many encoder tokens reach a decoder token, or tokens a token, {_BY_NORM}"
+        description=f"number of tokens that reach a token in effect: 2^entropy of {_BY_NORM}"
     )
-    weighted_entropy_bits: Annotated[Finite | None, _BITS] = Field(description=_WEIGHTED)
+    weighted_entropy_bits: Annotated[Finite | None, _BITS] = Field(description=f"entropy of {_WEIGHTED}")
     weighted_effective_context: Annotated[Finite | None, _CONTEXT] = Field(
-        description=f"how many encoder tokens reach a decoder token, or tokens a token, {_WEIGHTED}"
+        description=f"number of tokens that reach a token in effect: 2^entropy of {_WEIGHTED}"
     )
 
 
@@ -361,9 +369,9 @@ class CrossOperator(WithReasons):
     W'_c of a token mixer beside attention reads the mixer's own values: K is N, and width the number of its channels.
     """
 
-    rows: Annotated[Finite, Meaning("entries", "exact", formula="N M")] = Field(description="N M")
+    rows: Annotated[Finite, Meaning("entries", "exact", formula="N M")] = Field(description="number of rows of W'_c")
     columns: Annotated[Finite, Meaning("entries", "exact", formula="K width")] = Field(
-        description="K times the width of the encoder's states, or of the mixer's values"
+        description="number of columns of W'_c: K tokens times the width of the encoder's states or the mixer's values"
     )
     frobenius_norm: Annotated[
         Finite | None,
@@ -375,13 +383,13 @@ class CrossOperator(WithReasons):
         ),
     ] = Field(description="|W'_c|_F, the root of the sum of the squares of all entries")
     structural_density: Annotated[Finite | None, _FULL] = Field(
-        description="share of the entries that are not identically zero, by the zeros of the mask, V and O; 1 where "
-        "these have none and a token may read every other"
+        description="share of the entries of W'_c that are not identically zero, by the zeros of the mask, V and O; 1 "
+        "where these have none and a token may read every other"
     )
-    stats: CrossStats | None = Field(description="what training may have made of it; null where W'_c has no factors")
+    stats: CrossStats | None = Field(description="statistics of W'_c; null where it has no factors")
     uniform: CrossStats | None = Field(
-        description="the same where nothing was learned to attend to: every H uniform over the tokens that it may "
-        "read, weights, scales and gates the same"
+        description="null of `stats`: the same W'_c with every H uniform over the tokens that it may read, weights, "
+        "scales and gates unchanged"
     )
     certificate_error: Annotated[Finite | None, _PROVED_LARGEST] = Field(
         description="largest relative residual of the proof that W'_c e is what cross-attention, or the mixer, adds"

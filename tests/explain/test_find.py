@@ -142,7 +142,9 @@ def test_words_come_first_then_what_a_table_prints_under_the_name() -> None:
     printed = [any(column.endswith(": context") for column in entry.columns) for entry in explain("context").entries]
     assert printed == sorted(printed, reverse=True)
     assert printed[0]
-    assert explain("error").entries[0].where == ["inspect: blocks[].certificate_error"]
+    assert explain("error").entries[0].where == [
+        f"{name}: blocks[].certificate_error" for name in ("inspect", "verify")
+    ]
 
 
 def test_every_command_opens_a_page() -> None:

@@ -105,13 +105,15 @@ def _rule(name: str, about: str, unit: str, *needs: Need) -> Rule:
 
 RULES = [
     _rule("drift.weights", "relative distance of every tensor from the baseline's, from its sketch", "relative"),
-    _rule("drift.integrity", "counts of what is broken in the weights", "count"),
-    _rule("drift.behaviour", "loss, entropy and range of the model's predictions", "", "behaviour"),
-    _rule("drift.operator", "norm, effective heads and block correlation of W'", "", "report"),
-    _rule("drift.density", "density of W'", "share", "report"),
-    _rule("drift.coupling", "how tokens reach each other through W'", "", "report"),
-    _rule("drift.terms", "shares and norms of the UAT sum at every block", "", "report"),
-    _rule("drift.summary", "the summary's means", "", "report"),
+    _rule("drift.integrity", "counts of what is broken in the weights, against the baseline's", "count"),
+    _rule(
+        "drift.behaviour", "loss, entropy and range of the model's predictions against the baseline's", "", "behaviour"
+    ),
+    _rule("drift.operator", "norm, effective heads and block correlation of W' against the baseline's", "", "report"),
+    _rule("drift.density", "density of W' against the baseline's", "share", "report"),
+    _rule("drift.coupling", "coupling of tokens through W' against the baseline's", "", "report"),
+    _rule("drift.terms", "shares and norms of the UAT sum at every block against the baseline's", "", "report"),
+    _rule("drift.summary", "means of the inspect report's summary against the baseline's", "", "report"),
     Rule(
         "drift.vanished",
         "metrics of the baseline that this run lacks",
@@ -131,7 +133,7 @@ RULES = [
     ),
     Rule(
         "drift.stale",
-        "metrics that improved beyond their tolerance",
+        "metrics that improved against the baseline's by more than their tolerance",
         "Run with --update-baseline, so that the improvement is kept.",
         _stale,
         ("baseline",),

@@ -15,17 +15,24 @@ class Explanation(Result):
     """One name with its definition and facts. A field that does not apply, or that the definition covers, is empty."""
 
     name: str = Field(description="the name explained")
-    kind: Kind = Field(description="what it is a name of")
-    where: list[str] = Field(description="of a field: 'report: path'; of a rule: the command that has it")
-    columns: list[str] = Field(description="of a field: 'report: header' of the columns that show it")
-    definition: str = Field(description="what it is")
-    formula: str | None = Field(description="how it is computed, if that is one formula")
-    unit: str | None = Field(description="unit or range")
-    source: str | None = Field(description="paper and equation, or the method's authors; equations are Wang & Li's")
-    exact: str | None = Field(description="exact, estimate, bound, measured or given, and what that means here")
+    kind: Kind = Field(description="kind of thing that the explained name is a name of")
+    where: list[str] = Field(description="where the name stands: 'report: path' of a field; the command of a rule")
+    columns: list[str] = Field(description="columns of tables that show a field, as 'report: header'")
+    definition: str = Field(description="what the name means, in a sentence")
+    formula: str | None = Field(description="formula by which a number is computed; null where it is no single formula")
+    unit: str | None = Field(description="unit or range of a number")
+    source: str | None = Field(
+        description="where a definition comes from: paper and equation, or the method's authors; equations are Wang & "
+        "Li's"
+    )
+    exact: str | None = Field(
+        description="how exact a number is: exact, estimate, bound, measured or given, and what that means here"
+    )
     nulls: list[str] = Field(description="fields that hold the same statistic where nothing was learned")
-    facts: dict[str, str] = Field(description="whatever else is declared of it: a rule's level, limit and advice, ...")
-    page: str | None = Field(description="of a topic: its page, Markdown")
+    facts: dict[str, str] = Field(
+        description="whatever else is declared of the name: a rule's level, limit and advice, ..."
+    )
+    page: str | None = Field(description="page of a topic, Markdown; null for other names")
 
     @classmethod
     def of(cls, name: str, kind: Kind, definition: str, where: str = "", **known: Any) -> Self:
