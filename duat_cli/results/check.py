@@ -220,7 +220,7 @@ class CheckReport(Report):
     off: list[str] = Field(description="rules that the policy or --select turned off")
     warnings: Warnings
     run: Run
-    reasons: dict[str, str] = Field(description="for every field that is null: why it has no value")
+    reasons: dict[str, str] = Field(description="why each field that is null has no value, by the field's name")
 
 
 class Problem(Result):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 import subprocess
 import sys
 from typing import Annotated
@@ -49,6 +50,16 @@ def test_every_field_of_every_report_has_a_definition_and_a_place(report: str) -
         here = [e for e in named(name, "field") if e.name == name]
         assert any(place.startswith(f"{report}: ") for entry in here for place in entry.where), name
         assert all(entry.definition for entry in here), name
+
+
+LEANING = re.compile(r"(of|as|by|with|through|for|those|this|that|the same|its?|whose)\b", re.IGNORECASE)
+
+
+def test_a_definition_is_read_without_what_stands_around_it() -> None:
+    """`duat explain`, the JSON Schema and a page's definitions show it alone: it begins with what the field is."""
+    assert LEANING.match("of the base model")
+    definitions = [entry.definition for entry in everything() if entry.kind == "field"]
+    assert [one for one in definitions if LEANING.match(one)] == []
 
 
 def test_the_places_of_a_field_are_real() -> None:
