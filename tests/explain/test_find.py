@@ -286,4 +286,4 @@ def test_every_criterion_of_prune_bound_is_explained() -> None:
     names = {part.partition(" (")[0].strip() for part in named.split(";")}
     assert names == {"magnitude", "activation x norm", "wanda", "taylor", "shortgpt", "angular"}
     for name in names:
-        assert any(entry.definition.startswith("Of duat prune-bound's criteria") for entry in explain(name).entries)
+        assert any(entry.definition.startswith("A criterion of duat prune-bound") for entry in explain(name).entries)

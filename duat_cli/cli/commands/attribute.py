@@ -26,8 +26,8 @@ class Files(options.OneStack):
 
     image: list[str] | None = options.input_option(
         metavar="FILE",
-        help="A picture within the text, for a model that reads both, not for one of pictures alone; repeatable; needs "
-        "Pillow, the extra vision.",
+        help="A picture within the text, for a model that reads both, not for one that reads only pictures; "
+        "repeatable; needs Pillow, the extra vision.",
     )
 
 
@@ -36,39 +36,41 @@ class Asked(Options):
 
     target: str | None = options.compute_option(
         metavar="TEXT",
-        help="The token whose logit is taken apart, with its leading space if it has one, or its id, #5; of a "
-        "classifier, the class; of a model without a head, a component of the mean of its last hidden states, or norm. "
-        "Without it: the model's own first choice.",
+        help="The token whose logit is taken apart, with its leading space if it has one, or its id, such as #5. For "
+        "a classifier: the class. For a model without a head: a component of the mean of its last hidden states, or "
+        "norm. Default: the model's own first choice.",
     )
     against: str | None = options.compute_option(
         metavar="TEXT", help="Another token or class, whose logit is subtracted; mean: the mean over all."
     )
     position: str | None = options.compute_option(
         metavar="N",
-        help="The token whose output it is, from 0, or from the end: -1 is the last. all: every token, for the token "
-        "that follows it (of a masked LM: that stands there) unless --target says another. Without it: the first mask "
-        "token of the prompt, or the last token.",
+        help="The token whose output is taken apart, counted from 0, or from the end: -1 is the last. all: every "
+        "token; unless --target is given, the target is the token that follows (in a masked LM: the one that stands "
+        "there). Default: the first mask token of the prompt, or the last token.",
     )
-    first_token: bool = options.compute_option(help="Take the first token of a --target or --against that is several.")
+    first_token: bool = options.compute_option(help="If --target or --against is several tokens, take the first.")
     top: int = options.compute_option(
         10, metavar="N", min=1, help="How many leading blocks, heads and neurons are shown."
     )
     target_field: str | None = options.compute_option(
-        metavar="NAME", help="The target of each prompt is what its line of a .jsonl file has under this name."
+        metavar="NAME", help="Take --target of each prompt from its line of a .jsonl file, under this name."
     )
-    against_field: str | None = options.compute_option(metavar="NAME", help="The same of --against.")
+    against_field: str | None = options.compute_option(
+        metavar="NAME", help="Take --against of each prompt from its line, under this name."
+    )
     steps: int = options.compute_option(
         0, metavar="N", min=0, help="Attribute each of the next N tokens, the model's own first choices."
     )
     continuation: str | None = options.compute_option(
-        metavar="TEXT", help="Attribute the log-probability, linearised, of these tokens behind the prompt."
+        metavar="TEXT", help="Attribute the linearised log-probability of these tokens behind the prompt."
     )
     measure: int = options.compute_option(
         0,
         metavar="K",
         min=0,
-        help="Take the K leading heads, neurons and tokens out for real, one at a time, and show what that does beside "
-        "their parts.",
+        help="Really remove the K leading heads, neurons and tokens, one at a time, and show the effect beside their "
+        "parts.",
     )
     out: str | None = options.OUT
 

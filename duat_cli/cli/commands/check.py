@@ -23,23 +23,25 @@ class Asked(Options):
     policy: str | None = check_option(
         metavar="FILE",
         help="A TOML file, a pyproject.toml with [tool.duat], or a shipped policy: default, strict, release, adapter, "
-        "fine-tune. Default: [tool.duat] of ./pyproject.toml if it has one, else 'default', with --base 'fine-tune'.",
+        "fine-tune. Default: [tool.duat] of ./pyproject.toml if it has one, else 'default' ('fine-tune' with --base).",
     )
     baseline: str | None = check_option(
         metavar="FILE", help="Compare with this baseline; what moved beyond its tolerance fails."
     )
-    update_baseline: bool = check_option(help="Write the baseline anew, and say what changed; not where a check fails.")
+    update_baseline: bool = check_option(help="Write the baseline anew and say what changed, unless a check fails.")
     base: str | None = check_option(
         metavar="BASE",
         help="Compare with this checkpoint, a folder or a hub id (org/name@revision), which is checked first; no "
         "baseline file is read or written.",
     )
     weights_only: bool = check_option(
-        help="Only what the files say: no tokenizer, no forward pass, and no torch but to tell what integers are."
+        help="Check only what the files say: no tokenizer, no forward pass, and no torch, except to tell what "
+        "matrices of integers are."
     )
     adapter: str | None = check_option(
         metavar="ADAPTER",
-        help="Also check a PEFT adapter of this model, a folder or a hub id (org/name@revision): the rules adapter.*.",
+        help="Also check a PEFT adapter of this model, a folder or a hub id (org/name@revision), by the rules "
+        "adapter.*.",
     )
     select: list[str] | None = check_option(metavar="RULE", help="Only these rules, such as 'integrity.*'; repeatable.")
 

@@ -18,26 +18,26 @@ class Asked(Options):
 
     prompt: list[str] | None = options.input_option(
         metavar="TEXT",
-        help="A text to run; give two, or more, of which the first is compared with each other one; - reads standard "
-        "input. Without any: the paper's two.",
+        help="A text to run; give two or more: the first is compared with each of the others; - reads standard input. "
+        "Default: the paper's two.",
     )
     prompts: str | None = options.input_option(
         metavar="FILE",
-        help='Many pairs: JSON lines {"a": ..., "b": ...} in a .jsonl file; with .gz behind it, compressed; - reads '
+        help='Many pairs: JSON lines {"a": ..., "b": ...} in a .jsonl file, or compressed in .jsonl.gz; - reads '
         "standard input.",
     )
     shared: str | None = options.input_option(
-        metavar="TEXT", help="One text behind several contexts (--prefix); its tokens alone are compared."
+        metavar="TEXT", help="One text behind several contexts (--prefix); only its tokens are compared."
     )
     prefix: list[str] | None = options.input_option(
         metavar="TEXT",
-        help="A context in front of --shared, on a line of its own; repeatable. One is compared with the text alone, "
-        "several with the first of them.",
+        help="A context in front of --shared, on a line of its own; repeatable. If there is one, it is compared with "
+        "the text alone; of several, each is compared with the first.",
     )
     answer: str | None = options.input_option(
         metavar="TEXT",
-        help="With --shared as a question and every --prefix as a demonstration: the answer, whose loss is taken with "
-        "none, each and all of them.",
+        help="The answer to --shared, which is then a question, with every --prefix as a demonstration. Its loss is "
+        "taken with none, each and all of them.",
     )
     max_tokens: int | None = options.Texts.max_tokens
     chat: bool = options.Texts.chat
@@ -46,33 +46,37 @@ class Asked(Options):
         "text",
         metavar="HOW",
         help="Which tokens are compared: those that both prompts have (text), or each with the one at its place "
-        "(position), for prompts of as many tokens that differ in a word, and always of pictures and sounds.",
+        "(position), for prompts with the same number of tokens that differ in a word. Pictures and sounds are "
+        "always compared by position.",
     )
     fixed: bool = options.compute_option(
-        help="Instead: what dynamic parameters buy. The loss with attention weights, then norm scales, then router "
-        "weights too, held at the prompt's own values, another prompt's, and the mean; prompts of equal length, or the "
-        "bundled set."
+        help="Instead, show what dynamic parameters gain: the loss with attention weights, then norm scales, then "
+        "router weights too, held at the prompt's own values, another prompt's, and the mean. For prompts of equal "
+        "length, or the bundled set."
     )
     patch: Patched | None = options.compute_option(
         metavar="WHAT",
-        help="Also what moves the prediction: parts of the second prompt in the pass of the first, one at a time, "
-        "block by block: attention weights, norm scales and FFN (blocks), each head's weights (heads), or each "
-        "token's stream (tokens); for two prompts of as many tokens.",
+        help="Also show what moves the prediction: parts of the second prompt are put into the pass of the first, one "
+        "at a time, block by block: attention weights, norm scales and FFN (blocks), each head's weights (heads), or "
+        "each token's stream (tokens). For two prompts with the same number of tokens.",
     )
     target: str | None = options.compute_option(
         metavar="TEXT",
-        help="With --patch and --against: the token, or class, whose logit is followed, as --target of duat attribute. "
-        "Without both: the one whose probability rises most from the first prompt to the second.",
+        help="With --patch and --against: the token, or class, whose logit is followed, as for duat attribute. "
+        "Default of both: the one whose probability rises most from the first prompt to the second.",
     )
     against: str | None = options.compute_option(
         metavar="TEXT",
-        help="Beside --target: the token whose logit is subtracted. Without both: that whose probability falls most.",
+        help="With --target: the token whose logit is subtracted. Default of both: the one whose probability falls "
+        "most.",
     )
     target_field: str | None = options.compute_option(
-        metavar="NAME", help="The --target of each pair is what its line of --prompts has under this name."
+        metavar="NAME", help="Take --target of each pair from its line of --prompts, under this name."
     )
-    against_field: str | None = options.compute_option(metavar="NAME", help="The same of --against.")
-    per_prompt: bool = options.compute_option(help="Also the values of each pair.")
+    against_field: str | None = options.compute_option(
+        metavar="NAME", help="Take --against of each pair from its line, under this name."
+    )
+    per_prompt: bool = options.compute_option(help="Also show the values of each pair.")
     no_cache: bool = options.compute_option(help="Neither read nor write the cache of Gram matrices.")
 
 
@@ -89,8 +93,8 @@ def compare(
 ) -> int:
     """Which parameters follow the input: two prompts through one model, W', biases and terms of every block compared.
 
-    Or two pictures or sounds, of a model that reads them; of pictures within a text the --prompt is that of each. Two
-    checkpoints are compared by duat lora-diff.
+    It also compares two pictures or sounds, if the model reads them; for pictures within a text, --prompt is the text
+    of each. To compare two checkpoints, use duat lora-diff.
 
     Exit code: 0 exact, 1 the certificate is not exact, 2 could not tell.
     """

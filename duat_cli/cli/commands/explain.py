@@ -15,7 +15,7 @@ def explain(
     name: list[str] | None = typer.Argument(
         None,
         metavar="NAME",
-        help="A column, a JSON field or its path, a rule, a word, a command, or a topic. Without it: the list of all.",
+        help="A column, a JSON field or its path, a rule, a word, a command, or a topic. Default: the list of all.",
     ),
     *,
     shown: options.Plain,

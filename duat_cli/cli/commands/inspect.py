@@ -32,35 +32,38 @@ class Asked(Options):
 
     layers: str | None = options.LAYERS
     threshold: float = options.compute_option(
-        0.01, metavar="X", help="An entry of W' counts for the density above X times the root mean square entry."
+        0.01,
+        metavar="X",
+        help="An entry of W' counts for the density if it is above X times the root mean square entry.",
     )
     conv_width: int = options.compute_option(
         3, metavar="K", min=1, help="Width of the 1-D convolution that the density is compared with."
     )
-    spectrum: bool = options.compute_option(help="Also the spectral norm and stable rank of W'.")
-    terms: bool = options.compute_option(help="Also every UAT term's share of the last output.")
+    spectrum: bool = options.compute_option(help="Also report the spectral norm and stable rank of W'.")
+    terms: bool = options.compute_option(help="Also report every UAT term's share of the last output.")
     end_to_end: bool = options.compute_option(
-        help="Also how tokens of the first block's input reach the last output through all blocks; beside "
-        "uniform attention; as much work as two more passes a token."
+        help="Also report how tokens of the first block's input reach the last output through all blocks, compared "
+        "with uniform attention. It takes as much work as two more passes for each token."
     )
     routing: bool = options.compute_option(
-        help="Also where attention weights come from: W_QK of every head, and what scores are explained by."
+        help="Also report where attention weights come from: W_QK of every head, and what explains the scores."
     )
     heads: bool = options.compute_option(
-        help="Also what each attention head reads: the first, the previous, an equal or the token behind an equal one "
-        "(induction), how many tokens and how far away; beside uniform attention."
+        help="Also report what each attention head reads: the first token, the previous one, an equal one or the one "
+        "behind an equal one (induction); how many tokens and how far away. Compared with uniform attention."
     )
-    per_prompt: bool = options.compute_option(help="Also the values and spreads over the prompts.")
+    per_prompt: bool = options.compute_option(help="Also report the values and spreads over the prompts.")
     matrices: str | None = options.compute_option(
         metavar="FILE",
         help="Write every block's W' by its factors (H, V, O, scales), C, inputs and tokens to a .safetensors file, "
-        "block by block; heads x N x N x 4 bytes a block and prompt of N tokens. To rebuild W': "
-        "duat explain operator-file.",
+        "block by block. A block takes heads x N x N x 4 bytes for a prompt of N tokens. To rebuild W': duat explain "
+        "operator-file.",
     )
     maps: int | None = options.compute_option(
         metavar="K",
         min=0,
-        help="Also C of the first K prompts, token by token, up to 64 tokens. Default: 0, with --format html 1.",
+        help="Also report C of the first K prompts, token by token, up to 64 tokens. Default: 0, or 1 with --format "
+        "html.",
     )
     save: str | None = options.compute_option(
         metavar="WHAT",
@@ -74,7 +77,7 @@ class Asked(Options):
     null: Literal["all", "uniform"] = options.compute_option(
         "all",
         metavar="WHICH",
-        help="What to compare the statistics of W' with: uniform attention, or all: also the same architecture "
+        help="What to compare the statistics of W' with. uniform: uniform attention. all: also the same architecture "
         "re-initialised, which takes a second model's memory, or a second block's where weights are read in parts.",
     )
     out: str | None = options.OUT

@@ -34,7 +34,7 @@ class Asked(Options):
     default_prompts: bool = options.input_option(
         False,
         "--default-prompts",
-        help="Also run the bundled texts through both models, or a picture that is drawn, or a tone.",
+        help="Also run the bundled texts through both models; if they read images or sound, a drawn picture or a tone.",
     )
     max_tokens: int | None = options.Texts.max_tokens
     chat: bool = options.Texts.chat
@@ -47,8 +47,8 @@ class Asked(Options):
     directions: bool = options.compute_option(
         False,
         "--directions",
-        help="Also what takes long for matrices over 1024 wide: intruders and alignment (seconds each), and all "
-        "singular values of dense differences (a minute each).",
+        help="Also compute what takes long for matrices over 1024 wide: intruders and alignment (seconds each), and "
+        "all singular values of dense differences (a minute each).",
     )
     no_cache: bool = options.compute_option(
         False, "--no-cache", help="Neither read nor write directions of base weights in the cache."
@@ -68,7 +68,7 @@ def lora_diff(
         None,
         metavar="BASE",
         show_default=False,
-        help="The base checkpoint: a folder or a hub id. Without any: the bundled demo and its adapter.",
+        help="The base checkpoint: a folder or a hub id. Default: the bundled demo and its adapter.",
     ),
     tuned: str | None = typer.Argument(
         None,
@@ -86,7 +86,7 @@ def lora_diff(
     shown: options.Page,
     wide: bool = options.WIDE,
     every: bool = options.output_option(
-        False, "--all", help="In the table a row for every changed parameter, in the place of one for every kind."
+        False, "--all", help="Show a row for every changed parameter in the table, instead of one for every kind."
     ),
     voice: options.Voice,
 ) -> int:

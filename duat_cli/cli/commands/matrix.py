@@ -15,17 +15,17 @@ from duat_cli.text import PAPER_PROMPT
 class Asked(Options):
     """The block, or all of them, and the prompt."""
 
-    layer: int | None = options.input_option(metavar="I", min=0, help="The block, counted from 0. Without it: 0.")
+    layer: int | None = options.input_option(metavar="I", min=0, help="The block, counted from 0. Default: 0.")
     network: bool = options.input_option(
-        help="All blocks, in place of one: the paper's W'_{j,1}, W'_{j,2}, W'_{j,3}, b'_{j,2}, b'_{j,3}, and Eq. 21, "
-        "23 and 33 evaluated with them beside the model; tokens times width may be 4096."
+        help="All blocks instead of one: the paper's W'_{j,1}, W'_{j,2}, W'_{j,3}, b'_{j,2}, b'_{j,3}, and Eq. 21, 23 "
+        "and 33 evaluated with them and compared with the model; tokens times width may be at most 4096."
     )
     prompt: list[str] | None = options.input_option(
-        metavar="TEXT", help="The text to run; - reads standard input. Without it: the paper's own."
+        metavar="TEXT", help="The text to run; - reads standard input. Default: the paper's own."
     )
     prompts: str | None = options.input_option(
         metavar="FILE",
-        help="The text from a file that holds one, in the forms of duat inspect --prompts; token ids as well.",
+        help="A file that holds one text, or its token ids, in the forms of duat inspect --prompts.",
     )
     max_tokens: int | None = options.input_option(
         None, "--max-tokens", "--tokens", metavar="N", min=1, help="Cut the prompt after N tokens."
@@ -47,13 +47,13 @@ class Places(Options):
         "--output",
         "-o",
         metavar="FILE",
-        help="FILE.html: the report as a page with pictures, in place of the table. FILE.safetensors: beside the "
-        "report, W' by its factors (H, V, O, scales), C, the input, what attention adds and the tokens, as "
-        "duat inspect --matrices does. To rebuild W': duat explain operator-file. With "
-        "--network all its matrices, H and scales: duat explain network.",
+        help="FILE.html: write the report as a page with pictures, instead of the table. FILE.safetensors: besides "
+        "the report, write W' by its factors (H, V, O, scales), C, the input, what attention adds and the tokens, as "
+        "duat inspect --matrices does. To rebuild W': duat explain operator-file. With --network, write all its "
+        "matrices, H and scales: duat explain network.",
     )
     dense: bool = options.output_option(
-        help="With -o FILE.safetensors: also W'_HVO, W'_HV and W'_O written out, up to sides of 4096."
+        help="With -o FILE.safetensors: also write W'_HVO, W'_HV and W'_O in full, up to sides of 4096."
     )
 
 
@@ -69,7 +69,7 @@ def matrix(
 ) -> int:
     """The paper's explicit matrices of one block and one prompt, each step checked against the model.
 
-    Of all blocks with --network.
+    With --network: of all blocks.
 
     Exit code: 0 every check holds, 1 a check fails, 2 could not tell.
     """

@@ -21,7 +21,7 @@ def merge(
     shown: options.Page,
     wide: bool = options.WIDE,
     every: bool = options.output_option(
-        False, "--all", help="Of lora-diff: a row for every changed parameter, in the place of one for every kind."
+        False, "--all", help="For lora-diff: show a row for every changed parameter, instead of one for every kind."
     ),
     voice: options.Voice,
 ) -> int:

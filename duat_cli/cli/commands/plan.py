@@ -24,9 +24,9 @@ class Asked(Options):
 
     tokens: str | None = options.input_option(
         metavar="LIST",
-        help="In place of texts, their numbers of tokens, such as 512 or 100x32,2048; no tokenizer is read.",
+        help="Numbers of tokens instead of texts, such as 512 or 100x32,2048; no tokenizer is read.",
     )
-    null: Literal["all", "uniform"] = options.compute_option("all", metavar="WHICH", help="As of duat inspect.")
+    null: Literal["all", "uniform"] = options.compute_option("all", metavar="WHICH", help="As in duat inspect.")
     tuned: str | None = options.input_option(
         metavar="TUNED", help="For lora-diff: the adapter or the tuned checkpoint. Default: the bundled adapter."
     )
@@ -40,16 +40,16 @@ class Asked(Options):
     criteria: bool = Pruning.criteria
     repair: bool = Pruning.repair
     calibration: str | None = Pruning.calibration
-    policy: str | None = options.compute_option(metavar="POLICY", help="For check: as of duat check.")
-    select: list[str] | None = options.compute_option(metavar="RULE", help="For check: as of duat check.")
+    policy: str | None = options.compute_option(metavar="POLICY", help="For check: as in duat check.")
+    select: list[str] | None = options.compute_option(metavar="RULE", help="For check: as in duat check.")
     position: Literal["all"] | None = options.compute_option(
         metavar="all", help="For attribute: a target for each token."
     )
-    steps: int = options.compute_option(0, metavar="N", min=0, help="For attribute: as of duat attribute.")
-    fixed: bool = options.compute_option(help="For compare: as of duat compare.")
-    patch: Patched | None = options.compute_option(metavar="WHAT", help="For compare: as of duat compare.")
+    steps: int = options.compute_option(0, metavar="N", min=0, help="For attribute: as in duat attribute.")
+    fixed: bool = options.compute_option(help="For compare: as in duat compare.")
+    patch: Patched | None = options.compute_option(metavar="WHAT", help="For compare: as in duat compare.")
     time: bool = options.compute_option(
-        help="Also about how long it takes, from one matrix product and one read that are timed here."
+        help="Also estimate how long it takes, from one matrix product and one read that are timed here."
     )
 
 
@@ -57,7 +57,7 @@ class Loading(options.Loading):
     """No weights are loaded."""
 
     device: str = options.loading_option(
-        "cpu", metavar="DEVICE", help="cpu, or cuda: of a GPU's memory; with --memory it need not be there."
+        "cpu", metavar="DEVICE", help="cpu, or cuda: plan for a GPU's memory; with --memory there need be no GPU."
     )
     device_map: None = None
     trust_remote_code: Literal[False] = False
@@ -101,8 +101,8 @@ def plan(
 ) -> int:
     """How much memory a command will take, and whether its weights fit or are read block by block.
 
-    From config.json and the headers of the weight files alone; with --time also about how long. Exit code: 0 it can
-    run, 2 it cannot.
+    It reads only config.json and the headers of the weight files; with --time it also estimates how long the command
+    takes. Exit code: 0 it can run, 2 it cannot.
     """
     from duat_cli.analysis.clock import Clock
     from duat_cli.api.planning import PlanRequest, plan_report

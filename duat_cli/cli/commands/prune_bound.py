@@ -33,20 +33,21 @@ class ChosenSet(Options):
 
     export: str | None = options.output_option(
         metavar="FILE",
-        help="Write the chosen set of the one --granularity: .json with module names; .yaml, for blocks, as mergekit "
-        "slices.",
+        help="Write the chosen set of the one --granularity: as .json with module names or, for blocks, as .yaml with "
+        "mergekit slices.",
     )
     apply: str | None = options.output_option(
         metavar="DIR",
-        help="Write a checkpoint without the chosen set to a new folder; read back and compared with the ablation.",
+        help="Write a checkpoint without the chosen set to a new folder; it is read back and compared with the "
+        "ablation.",
     )
     which: str | None = options.output_option(
         None,
         "--set",
         metavar="guaranteed|largest|N",
-        help="The set of --export and --apply: the largest that is guaranteed on held-out prompts, the largest within "
-        "the budget on the prompts that chose it, or the N least damaging terms. Default: guaranteed, where prompts "
-        "are held out.",
+        help="The set that --export and --apply write: the largest that is guaranteed on held-out prompts, the "
+        "largest within the budget on the prompts that chose it, or the N least damaging terms. Default: guaranteed, "
+        "if prompts are held out.",
     )
 
     @property

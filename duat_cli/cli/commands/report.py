@@ -27,14 +27,14 @@ def report(
         "html",
         "--format",
         metavar="FORMAT",
-        help="html, or model-card: a section for a model's README, of one report of inspect or check.",
+        help="html, or model-card: a section for a model's README, from one report of inspect or check.",
     ),
     output: str | None = options.Page.output,
     quiet: bool = options.Voice.quiet,
     no_color: bool = options.Voice.no_color,
 ) -> int:
-    """Saved JSON reports as one HTML page with pictures; several of one command stand side by side. Or one as a section
-    of a model card.
+    """Saved JSON reports as one HTML page with pictures; several of one command stand side by side. One report can also
+    become a section of a model card.
 
     Exit code: 0 written, 2 a file is no report that can be shown.
     """

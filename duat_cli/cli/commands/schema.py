@@ -30,7 +30,7 @@ def schema(
     report: Report = typer.Argument(
         "inspect",
         metavar="REPORT",
-        help="The command it is of: attribute, check, compare, explain, inspect, lora-diff, matrix, "
+        help="The command that writes the report: attribute, check, compare, explain, inspect, lora-diff, matrix, "
         "'matrix --network', plan, prune-bound, support or verify.",
     ),
     output: str | None = options.Page.output,

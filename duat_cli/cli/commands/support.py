@@ -24,7 +24,7 @@ def support(
     model: str | None = options.MODEL,
     *,
     all_types: bool = options.compute_option(
-        False, "--all", help="Every model type that transformers has, on tiny random models."
+        False, "--all", help="Check every model type that transformers has, on tiny random models."
     ),
     loading: Loading,
     shown: options.Plain,

@@ -87,33 +87,33 @@ Dtype = Literal["float32", "float64", "bfloat16", "float16", "fp32", "fp64", "bf
 MODEL = typer.Argument(
     None,
     metavar="MODEL",
-    help="Folder of a checkpoint, or a hub id such as org/name. Without it: the bundled demo model.",
+    help="Folder of a checkpoint, or a hub id such as org/name. Default: the bundled demo model.",
 )
 LAYERS = input_option(metavar="LIST", help="Report these blocks only, such as 0-3,7.")
 OUT = compute_option(
     metavar="DIR",
-    help="Keep the result of every prompt in a folder: a run that was interrupted goes on there, and processes "
-    "started by torchrun, accelerate launch or srun share the prompts. More: duat explain many-prompts.",
+    help="Keep the result of every prompt in a folder: an interrupted run goes on there, and processes started by "
+    "torchrun, accelerate launch or srun share the prompts. More: duat explain many-prompts.",
 )
-WIDE = output_option(False, "--wide", help="Tables with all their columns, however narrow the terminal.")
+WIDE = output_option(False, "--wide", help="Show tables with all their columns, however narrow the terminal is.")
 
 
 class Texts(Options):
     """What a model is to read."""
 
     prompt: list[str] | None = input_option(
-        metavar="TEXT", help="A text to run; repeatable; - reads standard input. Without any: a bundled set."
+        metavar="TEXT", help="A text to run; repeatable; - reads standard input. Default: a bundled set."
     )
     prompts: str | None = input_option(
         metavar="FILE",
-        help='Texts, one a line; a name that ends in .jsonl holds JSON lines with "text", "messages" or "input_ids"; '
-        'in .parquet a column "text", "prompt", "messages" or "input_ids"; with .gz behind it, lines are compressed. '
-        "- reads standard input, one text a line.",
+        help='A file of texts, one a line. A .jsonl file holds JSON lines with "text", "messages" or "input_ids", a '
+        '.parquet file a column "text", "prompt", "messages" or "input_ids". Lines may be compressed, with .gz at '
+        "the end of the name. - reads standard input, one text a line.",
     )
     max_tokens: int | None = input_option(metavar="N", min=1, help="Cut every prompt after N tokens.")
     chat: bool = input_option(
-        help="Put every text into the checkpoint's chat template, as what a user says, with what opens the answer. "
-        'Lines of a .jsonl file may hold "messages" in the place of "text".'
+        help="Put every text into the checkpoint's chat template, as a message of the user, followed by what opens "
+        'the answer. Lines of a .jsonl file may hold "messages" instead of "text".'
     )
 
     def request(self, files: InputFiles | None = None) -> PromptRequest:
@@ -126,15 +126,15 @@ class Texts(Options):
 def _stack(more: str = "") -> Any:
     return input_option(
         metavar="PART",
-        help="vision, audio or text: that part of a model of several alone. encoder or decoder: of an encoder-decoder."
-        + more,
+        help="vision, audio or text: only that part of a model that has several. encoder or decoder: of an "
+        "encoder-decoder." + more,
     )
 
 
 def _decoder_prompt(stacks: str) -> Any:
     return input_option(
         metavar="TEXT",
-        help=f"With --stack {stacks}: what the decoder reads, for every prompt. Without: the first 15 tokens that the "
+        help=f"With --stack {stacks}: what the decoder reads, for every prompt. Default: the first 15 tokens that the "
         "model itself writes.",
     )
 
@@ -155,8 +155,8 @@ class Files(Options):
         help="A .safetensors file of prepared tensors, named as the arguments of the model's forward pass; repeatable.",
     )
     stack: str | None = _stack(
-        " A name: of a model that runs several lists of blocks, the blocks of that list. all: every stack in turn, a "
-        "report each."
+        " A name: the blocks of that list, for a model that runs several lists of blocks. all: every stack in "
+        "turn, with a report for each."
     )
     decoder_prompt: str | None = _decoder_prompt("decoder or all")
 
@@ -186,18 +186,19 @@ class Loading(Options):
     device_map: str | None = loading_option(
         metavar="MAP",
         help="Read weights block by block, and keep on the devices what fits there: auto, balanced, sequential, or a "
-        "JSON file of modules and devices (cpu, disk, cuda:1). --device computes. More: duat explain size.",
+        "JSON file of modules and devices (cpu, disk, cuda:1). --device is the one that computes. More: duat explain "
+        "size.",
     )
     dtype: Dtype = loading_option(
         "float32",
         metavar="DTYPE",
-        help="float32, float64, bfloat16, float16, or auto: as stored. "
-        "float32 because the certificate is only as sharp as the arithmetic.",
+        help="float32, float64, bfloat16, float16, or auto: as stored. The default is float32 because the certificate "
+        "is only as sharp as the arithmetic.",
     )
     memory: str | None = loading_option(
         metavar="SIZE",
-        help="What the process may take, such as 8GB, of a GPU where one computes. Weights that do not fit are read "
-        "block by block. Without it: what the system leaves.",
+        help="Memory that the process may take, such as 8GB; if a GPU computes, memory of the GPU. Weights that do "
+        "not fit are read block by block. Default: what the system leaves.",
     )
     revision: str | None = loading_option(metavar="REV", help="Branch, tag or commit of a hub checkpoint.")
     token: str | None = loading_option(
@@ -224,7 +225,8 @@ class Page(Options):
     """Where the report of a command goes that has a page with pictures, and in which form."""
 
     form: PageFormat | None = format_option(
-        help="table, json, or html: a page with pictures. Default: table, or what the output file's name ends in.",
+        help="table, json, or html: a page with pictures. Default: by the ending of the output file's name, else "
+        "table.",
     )
     json: bool = output_option(help="Short for --format json.")
     output: str | None = output_option(
@@ -240,8 +242,8 @@ class Card(Options):
     """The same, or a section for a model's README."""
 
     form: CardFormat | None = format_option(
-        help="table, json, html (a page with pictures) or model-card (a section for a model's README). Default: table, "
-        "or what the output file's name ends in.",
+        help="table, json, html (a page with pictures) or model-card (a section for a model's README). Default: by "
+        "the ending of the output file's name, else table.",
     )
     json: bool = Page.json
     output: str | None = Page.output
@@ -260,8 +262,8 @@ class Plain(Options):
 class Voice(Options):
     """What is said beside the result."""
 
-    quiet: bool = output_option(False, "--quiet", "-q", help="Only the result and errors.")
-    verbose: bool = output_option(False, "--verbose", "-v", help="Also every step, and the libraries' progress.")
+    quiet: bool = output_option(False, "--quiet", "-q", help="Show only the result and errors.")
+    verbose: bool = output_option(False, "--verbose", "-v", help="Also show every step, and the libraries' progress.")
     no_color: bool = output_option(help="No colour; NO_COLOR does the same.")
 
 

@@ -21,37 +21,39 @@ class Pruning(Options):
     prompts: str | None = options.Texts.prompts
     holdout: str | None = options.input_option(
         metavar="FILE|SHARE",
-        help="Prompts that test the chosen sets and play no part in choosing: a file, or a share of the prompts "
-        "such as 0.5. Default: a bundled set, if the prompts are the bundled ones too.",
+        help="Prompts that test the chosen sets and play no part in choosing: a file, or a share of the prompts such "
+        "as 0.5. Default: a bundled set, if the prompts are the bundled ones too.",
     )
     max_tokens: int | None = options.Texts.max_tokens
     chat: bool = options.Texts.chat
     granularity: str | None = options.compute_option(
         metavar="LIST",
-        help="What may go: neuron, head, expert, ffn, attention, block. Several with commas, such as neuron,head, go "
-        "into one set, ordered by damage a parameter, if none is a part of another. Default: whatever the model has, a "
-        "set of each kind.",
+        help="What may be removed: neuron, head, expert, ffn, attention, block. Several with commas, such as "
+        "neuron,head, go into one set, ordered by damage for each parameter, if none is a part of another. Default: "
+        "whatever the model has, with a set for each kind.",
     )
     metric: MetricName | None = options.compute_option(
         metavar="METRIC",
-        help="Damage: hidden (relative change of the final hidden states), kl (nats, of the distribution over "
-        "next tokens, or over a classifier's classes), or nll (change of the loss). Default: kl where there is such a "
+        help="Damage: hidden (relative change of the final hidden states), kl (nats, of the distribution over next "
+        "tokens, or over a classifier's classes), or nll (change of the loss). Default: kl if the model has such a "
         "head, else hidden.",
     )
     effort: Effort = options.compute_option(
         "default",
         metavar="HOW",
         help="quick: fewer probes, ablations and tested sets, prompts that choose sets cut to 384 tokens together (by "
-        "default 768), no certified bounds. thorough: more of each. --probes and --measure go before it.",
+        "default 768), no certified bounds. thorough: more of each. --probes and --measure override it.",
     )
     probes: int | None = options.compute_option(
-        metavar="K", min=2, help="Random directions of the output that are carried back, for every prompt. Default: 32."
+        metavar="K",
+        min=2,
+        help="How many random directions of the output are carried back for every prompt. Default: 32.",
     )
     measure: int | None = options.compute_option(
         metavar="N",
         min=0,
-        help="Terms of every kind to ablate for real: all if there are no more, else a random sample; of whole parts "
-        "four times as many. Default: 16.",
+        help="How many terms of every kind are really ablated: all if there are no more, else a random sample; four "
+        "times as many whole parts. Default: 16.",
     )
     budget: float = options.compute_option(0.1, metavar="X", help="Largest damage allowed, in the metric's unit.")
     ablate: Literal["zero", "mean"] = options.compute_option(
@@ -61,34 +63,39 @@ class Pruning(Options):
     )
     remove: str | None = options.compute_option(
         metavar="SHARE",
-        help="The set that holds this share of the blocks' parameters, such as 20%, or of all of the model's: 20%/all. "
-        "In place of the largest within the budget.",
+        help="Remove the set that holds this share of the blocks' parameters, such as 20%, or of all the model's: "
+        "20%/all. It replaces the largest set within the budget.",
     )
     criteria: bool = options.compute_option(
-        help="Also run on the held-out prompts what other criteria would remove (magnitude, Wanda, Taylor, ShortGPT), "
-        "and 5 random sets, of as many parameters as the chosen set and the middle one of those tested: up to 28 "
-        "passes more of every held-out prompt for each kind."
+        help="Also run, on the held-out prompts, the sets that other criteria would remove (magnitude, Wanda, Taylor, "
+        "ShortGPT), and 5 random sets, with as many parameters as the chosen set and the middle one of those tested. "
+        "It takes up to 28 more passes of every held-out prompt for each kind."
     )
     rounds: int = options.compute_option(
         1,
         metavar="K",
         min=1,
-        help="Sketch the model again after each of K parts of the set is gone, and show what that brings over one.",
+        help="Remove the set in K parts, sketch the model again after each, and show what that gains over one round.",
     )
     uniform: bool = options.compute_option(
-        help="Sets take as many neurons of every FFN, and as many key and value heads, with the heads that use them, "
-        "of every attention: then all of them can leave the file."
+        help="Sets take the same number of neurons from every FFN, and of key and value heads, with the heads that "
+        "use them, from every attention: then all of them can leave the file."
     )
     repair: bool = options.compute_option(
-        help="Refit what is left by least squares to the dense model's outputs; budget, guarantee and --apply are then "
-        "of the repaired model."
+        help="Refit what is left by least squares to the dense model's outputs. Budget, guarantee and --apply then "
+        "refer to the repaired model."
     )
     calibration: str | None = options.input_option(
-        metavar="FILE", help="Prompts that --repair fits to, as of --prompts. Default: the prompts of the report."
+        metavar="FILE",
+        help="Prompts that --repair fits to, in the forms of --prompts. Default: the prompts of the report.",
     )
-    confidence: float = options.compute_option(0.95, metavar="P", help="Of every interval and of the guarantee.")
+    confidence: float = options.compute_option(
+        0.95, metavar="P", help="Confidence of every interval and of the guarantee."
+    )
     exceed: float = options.compute_option(
-        0.1, metavar="SHARE", help="The guarantee: at most this share of prompts has a damage above the budget."
+        0.1,
+        metavar="SHARE",
+        help="The guarantee says that at most this share of prompts has a damage above the budget.",
     )
     out: str | None = options.OUT
 

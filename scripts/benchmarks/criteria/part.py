@@ -53,19 +53,21 @@ def with_section(page: str, title: str, text: str) -> str:
 
 
 INTRODUCTION = f"""\
-Made by `python scripts/bench.py criteria --peer --write`. FFN neurons and heads go together, the same share of the
-blocks' parameters for every method. All see the same {CALIBRATION} windows of {WINDOW} tokens and are judged on
-{HELD_OUT} of other files, which choose nothing of duat's. Bold: the best without repair, and every method that it does
-not beat (95 % paired bootstrap over the windows).
+Made by `python scripts/bench.py criteria --peer --write`. FFN neurons and heads are removed together, the same share of
+the blocks' parameters by every method. All methods see the same {CALIBRATION} windows of {WINDOW} tokens and are
+judged on {HELD_OUT} windows of other files, by which duat chooses nothing. Bold: the best without repair, and every
+method that it does not beat (95 % paired bootstrap over the windows).
 
-FLAP puts the mean of what it removes into biases, which is a repair in itself, so there are two contests: every set
-with zeros, and every set with its means, duat's then as `--ablate mean` orders it. `duat, repaired` is `--repair` of
-the set with zeros; it stands beside the means and takes no part in their contest. A criterion made for one layer is
-used twice, as published, with the same share of every layer, and with all terms of the model in one order by score a
-parameter; the table has the better of the two on the held-out windows. HFPrune takes neurons alone as published, and
-here heads too where that was better. torch-pruning really removes neurons and, where attention has no rotary positions,
-heads, as large a share of every layer, by magnitude or Taylor importance, whichever was better."""
+FLAP puts the mean of what it removes into biases, which is a repair in itself. So there are two comparisons: every set
+with zeros, and every set with its means. In the second, duat's set is the one that `--ablate mean` orders.
+`duat, repaired` is `--repair` of the set with zeros; it is listed with the means, but is not compared there. A
+criterion made for one layer is used in two ways: as published, with the same share of every layer, and with all terms
+of the model in one order by score a parameter. The table has the better of the two on the held-out windows. HFPrune
+removes only neurons as published, and here also heads where that was better. torch-pruning really removes neurons, and
+also heads where attention has no rotary positions. It removes the same share of every layer, by magnitude or Taylor
+importance, whichever was better."""
 NOTES = {
     "demo": "The windows of the demo are from source files of the standard library that its training held out.",
-    "MiniLM": "The windows of MiniLM are from topics of the language reference. It has no loss, which Taylor's need.",
+    "MiniLM": "The windows of MiniLM are from topics of the language reference. It has no loss, which Taylor criteria "
+    "need.",
 }
