@@ -29,6 +29,9 @@ class PruneReport(ModelReport):
     )
     eq16: list[Eq16] = Field(description="of every whole part and of the chosen set of every plan")
     terms: list[PruneTerm]
+    streamed: bool = Field(
+        default=False, description="the weights were read block by block, from which --apply writes no checkpoint"
+    )
     written: Written | None = Field(description="the checkpoint that --apply wrote; null without it")
     skipped: list[Skipped]
     warnings: Warnings
