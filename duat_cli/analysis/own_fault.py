@@ -111,6 +111,18 @@ def blaming(loaded: LoadedModel, prompts: Sequence[Given | None] = (None,)) -> I
         raise own from fault
 
 
+@contextlib.contextmanager
+def pointing() -> Iterator[None]:
+    """A context for a discovery: a refusal that says of no command what it reads gets a note on those that read the
+    weights alone."""
+    try:
+        yield
+    except UnsupportedModelError as fault:
+        if "; duat " not in str(fault):
+            fault.add_note("duat check --weights-only and duat lora-diff without prompts read its weights")
+        raise
+
+
 def of_weights(loaded: LoadedModel, fault: DuatError) -> DuatError:
     """The fault, or an error that names a tensor if weights are NaN or infinite. Other errors then mean nothing: a
     sound norm that reads NaN does not behave like a norm."""

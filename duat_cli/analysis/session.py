@@ -17,7 +17,7 @@ from duat_cli import __version__
 from duat_cli.analysis.clock import Clock
 from duat_cli.analysis.decomposition import Step
 from duat_cli.analysis.geometry import Geometry, bare, geometry, known_or
-from duat_cli.analysis.own_fault import blaming, of_weights, refusing, require_map, require_signal
+from duat_cli.analysis.own_fault import blaming, of_weights, pointing, refusing, require_map, require_signal
 from duat_cli.analysis.plan.shape import shape_of
 from duat_cli.analysis.plan.waves import prompt_waves
 from duat_cli.analysis.prepared import stack_read
@@ -101,7 +101,7 @@ class Session:
         self.fingerprint = fingerprint(loaded.model)
         progress(0, 1, "discovery of the model's structure")
         try:
-            with blaming(loaded):
+            with pointing(), blaming(loaded):
                 self._structure = discover(loaded.model, loaded.like, chain=loaded.chain, factors=factors)
         except UnsupportedModelError as fault:
             raise of_weights(loaded, fault) from fault
@@ -203,7 +203,7 @@ class Session:
     ) -> G | None:
         """Runs some prompts, by their numbers, side by side in one read of the weights. Returns the last guest."""
         try:
-            with refusing(self.loaded, [None, *(prompt.given for prompt in prompts.values())], self._grown):
+            with pointing(), refusing(self.loaded, [None, *(prompt.given for prompt in prompts.values())], self._grown):
                 attempt = functools.partial(self._attempt, prompts, listener_of, guest_of)
                 structure, sweeps, guest = self._known.through(attempt)
         except ChangedStreamError as fault:

@@ -172,7 +172,7 @@ def one_question(
     if position not in (None, "all") and whole(position) is None:
         raise InputError(f"position: {position!r}: expected one whole number, such as -1, or 'all'")
     if target is not None and not target:
-        raise InputError("--target: an empty text is no token")
+        raise InputError("--target: an empty text is no token; a class without a name is given by its number")
     asks = {
         "--steps": steps or None,
         "--continuation": continuation,

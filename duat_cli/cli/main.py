@@ -111,7 +111,7 @@ def run(arguments: Sequence[str]) -> int:
     except signals.Stopped:
         raise
     except DuatError as error:
-        talk.error(str(error))
+        talk.error(line_of(error))
         if error.__cause__ is not None and os.environ.get("DUAT_DEBUG"):
             streams.say(talk.redact(traceback.format_exc().rstrip()))
         return error.exit_code
@@ -158,6 +158,6 @@ def _flushed(code: int) -> int:
     try:
         streams.write_result("")
     except DuatError as error:
-        talk.error(str(error))
+        talk.error(line_of(error))
         return error.exit_code
     return code

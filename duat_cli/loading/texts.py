@@ -29,7 +29,7 @@ _CONVERSATION = "conversation "  # put in front of its JSON, so that the same li
 _AS_TEXT = "text "  # put in front of a text such as '#5 #6', for its hash
 _NUMBERED = re.compile(r"#[0-9]+( #[0-9]+)*")
 FIELDS = (TEXT, MESSAGES, IDS)  # one of them in each JSON line
-COLUMNS = (TEXT, "prompt", MESSAGES, IDS)  # the first that a .parquet has is read
+COLUMNS = (TEXT, "prompt", MESSAGES, IDS)  # the first that a .parquet has is read, if it has no other of FIELDS
 MAX_BYTES = 64 << 20  # of a line, of standard input, and of all texts held in memory
 _MAX_CHARACTERS = 4 << 20  # of one prompt; longer ones take long to encode
 _ROWS = 256  # rows of a .parquet at a time
@@ -99,13 +99,11 @@ def lines(file: gzip.GzipFile | IO[bytes], name: str, json_lines: bool) -> Itera
             yield checked(text, where, number)
             continue
         value = _object(text, where, TEXT)
-        filled = [name for name in FIELDS if value.get(name) is not None]
-        if len(filled) > 1:
-            raise InputError(f'{where}: has a "{filled[0]}" and "{filled[1]}"; leave out what is not to be read')
-        if not filled:
+        filled = _filled_field(value, where)
+        if filled is None:
             each = f'a "{TEXT}" that is a string, with the "{MESSAGES}" of a conversation, or with "{IDS}"'
             raise InputError(f"{where}: expected an object with {each}")
-        yield _of_record(value, filled[0], where, number)
+        yield _of_record(value, filled, where, number)
 
 
 def pairs_of(name: str, stdin: IO[Any] | None) -> Iterator[tuple[PromptText, PromptText]]:
@@ -174,7 +172,7 @@ def _opened(name: str, shown: str, option: str = "--prompts") -> gzip.GzipFile |
 
 
 def _rows(name: str, shown: str, option: str) -> Iterator[PromptText]:
-    """The prompts in a .parquet, from the first of `COLUMNS` that it has."""
+    """The prompts in a .parquet, from the first of `COLUMNS` that it has. Of `FIELDS` a row may hold one."""
     try:
         import pyarrow
         from pyarrow import parquet
@@ -189,11 +187,12 @@ def _rows(name: str, shown: str, option: str) -> Iterator[PromptText]:
                 *most, last = (f'"{name}"' for name in COLUMNS)
                 names = f"{', '.join(most)} or {last}"
                 raise InputError(f"{shown}: no column {names}; it has {clean(', '.join(columns))}")
-            beside = [TOOLS] if column == MESSAGES and TOOLS in columns else []
-            for batch in file.iter_batches(batch_size=_ROWS, columns=[column, *beside]):
+            read = [c for c in (*FIELDS, TOOLS) if c in columns] if column in FIELDS else [column]
+            for batch in file.iter_batches(batch_size=_ROWS, columns=read):
                 for row in batch.to_pylist():
                     number += 1
-                    yield _of_record(row, column, f"{shown} row {number}", number)
+                    where = f"{shown} row {number}"
+                    yield _of_record(row, _filled_field(row, where) or column, where, number)
     except (OSError, ValueError, pyarrow.ArrowException) as error:
         reason = clean(getattr(error, "strerror", None) or str(error))
         raise InputError(f"{option} {shown}: cannot be read beyond row {number}: {reason}") from error
@@ -234,6 +233,14 @@ def _object(line: str, where: str, *names: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise InputError(f"{where}: not JSON: {clean(str(error))}; expected {{{shown}}}") from error
     return value if isinstance(value, dict) else {}
+
+
+def _filled_field(value: Mapping[str, Any], where: str) -> str | None:
+    """The one of `FIELDS` that is not null; None where all are. Raises InputError for several."""
+    filled = [name for name in FIELDS if value.get(name) is not None]
+    if len(filled) > 1:
+        raise InputError(f'{where}: has a "{filled[0]}" and "{filled[1]}"; leave out what is not to be read')
+    return next(iter(filled), None)
 
 
 def _of_record(value: Mapping[str, Any], name: str, where: str, number: int) -> PromptText:

@@ -143,6 +143,20 @@ class Labels:
     def __init__(self, config: Any) -> None:
         self._names = {int(k): str(v) for k, v in (getattr(config, "id2label", None) or {}).items()}
 
+    def order_in(self, other: Labels) -> list[int] | str:
+        """The tuned model's numbers of the classes of a base, whose labels these are, or why they are other classes.
+        Where a model has only the names that transformers gives (LABEL_0), or where they have not as many, by number.
+        """
+        names, theirs = ([one.text(k).casefold() for k in range(len(one._names))] for one in (self, other))
+        unnamed = any(all(re.fullmatch(r"label_\d+", name) for name in one) for one in (names, theirs))
+        if names == theirs or unnamed or len(names) != len(theirs):
+            return list(range(len(theirs)))
+        if set(names) == set(theirs) and len(set(names)) == len(names):
+            return [theirs.index(name) for name in names]
+        apart = next(k for k, name in enumerate(names) if name != theirs[k])
+        before, after = (shown(one.text(apart)) for one in (self, other))
+        return f"the models predict other classes: class {apart} is {before} in the base, {after} in the tuned model"
+
     def text(self, number: int) -> str:
         """The name of a class, or its number if it has none."""
         return clean(self._names.get(number, str(number)))

@@ -65,7 +65,7 @@ _ERROR = Meaning(
 
 
 class Range(WithReasons):
-    """The largest activation of one block, against the dtype in which the checkpoint is stored."""
+    """The largest activation of one block, against the dtype in which transformers loads the checkpoint."""
 
     largest_activation: Annotated[
         Finite | None, Meaning("as the activations", "measured", how="over these prompts", formula="max |a|")
@@ -80,17 +80,22 @@ class Range(WithReasons):
         description="dtype of most bytes that the checkpoint stores, of quantised weights the one that config.json "
         "states; null where no floating-point tensor is stored"
     )
+    dtype: str | None = Field(
+        default=None,
+        description="dtype in which transformers loads the checkpoint: the one that config.json states for the whole "
+        "model, else `stored_dtype`; null in reports of old versions, which compare with `stored_dtype`",
+    )
     share: Annotated[
         Finite | None,
         Meaning(
-            "times the largest number of the stored dtype",
+            "times the largest number of the dtype",
             "measured",
             how="over these prompts",
-            formula="largest_activation / largest number of the stored dtype",
+            formula="largest_activation / largest number of `dtype`",
         ),
     ] = Field(
-        description="`largest_activation` / largest number of `stored_dtype`: above 1 the checkpoint overflows in its "
-        "own dtype. Null of dtypes other than float16 and float8, whose largest number no activation comes near"
+        description="`largest_activation` / largest number of `dtype`: above 1 the checkpoint overflows as transformers "
+        "loads it. Null of dtypes other than float16 and float8, whose largest number no activation comes near"
     )
 
 

@@ -10,9 +10,11 @@ import pytest
 import torch
 import transformers as t
 from helpers import prompt_of, single_model
+from paging import two_saved
 
 from duat_cli.analysis.own_fault import own_fault
 from duat_cli.analysis.session import Session
+from duat_cli.cli.main import run
 from duat_cli.errors import CheckpointError, ForwardError, UnsupportedModelError
 from duat_cli.loading.checkpoint.preflight import inspect_folder
 from duat_cli.loading.checkpoint.source import resolve
@@ -124,3 +126,16 @@ def test_a_model_that_runs_has_no_fault(paged: bool, experts: Path) -> None:
     found = own_fault(loaded, [torch.tensor([[10**6]])])
     assert found is not None
     assert "IndexError" in str(found)
+
+
+@pytest.mark.parametrize("way", [[], ["--device-map", "auto"]], ids=["in memory", "block by block"])
+def test_a_model_that_cannot_be_read_is_refused_with_what_reads_its_weights(
+    way: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = str(two_saved("jetmoe", tmp_path / "model"))
+    (tmp_path / "ids.jsonl").write_text('{"input_ids": [3, 5, 7]}\n')
+    assert run(["inspect", folder, "--prompts", str(tmp_path / "ids.jsonl"), "-q", *way]) == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.endswith("is not held; duat check --weights-only and duat lora-diff without prompts read its weights")
+    assert run(["check", folder, "--weights-only", "-q"]) == 0
+    assert run(["lora-diff", folder, folder, "-q"]) == 0

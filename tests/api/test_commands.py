@@ -201,7 +201,8 @@ def in_memory(report: Any) -> Any:
     """Without what says where the model comes from, and in which dtype it was stored there."""
     found = without_run(json.loads(report.to_json()))
     for block in found.get("blocks", []):
-        block.get("range", {}).pop("stored_dtype", None)
+        for field in ("stored_dtype", "dtype"):
+            block.get("range", {}).pop(field, None)
     found["model"] = {key: value for key, value in found["model"].items() if key != "name"}
     return found
 

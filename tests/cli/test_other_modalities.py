@@ -102,6 +102,16 @@ def test_without_a_file_something_is_drawn(
     assert f"no file was given: read was a {made}{beside}" in report["warnings"]
 
 
+def test_compare_says_of_a_drawn_picture_nothing_of_texts(
+    folders: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    capsys.readouterr()
+    assert run(["compare", folders["vit"]]) == 0
+    out, err = capsys.readouterr()
+    assert "read was a drawn picture and noise of its shape" in " ".join(out.split())
+    assert "no prompts given" not in err
+
+
 @pytest.mark.parametrize(("name", "made"), [("vit", "drawn picture"), ("whisper", "computed tone")])
 def test_lora_diff_draws_something_where_it_is_asked_for(
     name: str, made: str, folders: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -83,6 +83,18 @@ def test_a_parquet_file_without_texts(tmp_path: Path, columns: dict[str, list[An
     assert refusal(file).startswith(f"{file}{part}")
 
 
+def test_a_row_with_two_of_them_is_refused_as_a_line_is(tmp_path: Path) -> None:
+    texts, ids = ["one", None], [None, [5, 6]]
+    found = list(texts_of(str(table(tmp_path / "a.parquet", text=texts, input_ids=ids)), None))
+    assert [(one.text, one.ids) for one in found] == [("one", None), ("#5 #6", (5, 6))]
+    said = 'has a "text" and "input_ids"; leave out what is not to be read'
+    row = {"text": "one", "input_ids": [5, 6]}
+    (tmp_path / "b.jsonl").write_text(json.dumps(row))
+    assert refusal(tmp_path / "b.jsonl").endswith(f"b.jsonl line 1: {said}")
+    file = table(tmp_path / "b.parquet", **{name: [value] for name, value in row.items()})
+    assert refusal(file).endswith(f"b.parquet row 1: {said}")
+
+
 def test_a_parquet_file_that_is_none(tmp_path: Path) -> None:
     file = tmp_path / "a.parquet"
     assert "No such file" in refusal(file)

@@ -20,6 +20,7 @@ from duat_cli.report.tables.inspect import render_inspect
 from duat_cli.report.tables.lora import render_lora
 from duat_cli.report.tables.matrix import render_network
 from duat_cli.report.tables.page import Page
+from duat_cli.report.tables.patching import predictions
 from duat_cli.report.tables.plan import render_plan
 from duat_cli.report.tables.prune.report import render_prune
 from duat_cli.report.tables.support import render_support
@@ -252,6 +253,15 @@ def test_foreign_strings_are_shown_and_do_nothing() -> None:
     assert "m[bold]x[/red]\\x1b[2J\\u202e\\x9b\\ny" in text
     assert "- [/bold] \\x1b[31m" in text
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", text)
+
+
+def test_long_names_of_classes_are_cut() -> None:
+    found = sample.patched_report().patched
+    assert found is not None
+    pair = found.pairs[0].model_copy(update={"token_a": "a" * 5000, "token_b": "b" * 5000})
+    [said] = predictions(found.model_copy(update={"pairs": [pair]}))
+    assert "bbb..' gains most probability, 'aaa" in said
+    assert len(said) < 300
 
 
 def test_a_report_without_blocks_renders() -> None:

@@ -152,7 +152,8 @@ def _without_model(
     notes = weight_notes(weights.nonfinite, weights.zero_matrices, len(weights.matrices))
     subject = Subject(found.place.name, found.place.revision, None, (*found.files.warnings, *notes))
     known = tables(found.files, request.model.trust_remote_code)
-    return Evidence(found.files, weights, known, absent=absent, declared=_said(found)), subject
+    declared = _said(found, fields.generation(found.files.path))
+    return Evidence(found.files, weights, known, absent=absent, declared=declared), subject
 
 
 def _with_model(
@@ -277,10 +278,10 @@ def with_answers(evidence: Evidence, ran: Ran, tuned: TunedBehaviour | None = No
     return replace(evidence, behaviour=behaviour, answers=answers)
 
 
-def _said(found: Found) -> Declared:
-    """Declarations in the files alone."""
+def _said(found: Found, generation: dict[str, Any]) -> Declared:
+    """Declarations in the files alone. generation: the content of generation_config.json."""
     path, stated = found.files.path, fields.flat(found.files.config)
-    return Declared(stated, fields.generation(path), embedder=embedder(path), processor=fields.processor(path))
+    return Declared(stated, fields.flat(generation), embedder=embedder(path), processor=fields.processor(path))
 
 
 def _declared(found: Found, reading: Reading, request: CheckRequest, read: list[PromptText]) -> Declared:
@@ -290,11 +291,10 @@ def _declared(found: Found, reading: Reading, request: CheckRequest, read: list[
     from duat_cli.compat.generation import generation_defaults, generation_fault, sampling_fault
     from duat_cli.loading.prompts import limits
 
-    said = _said(found)
-    stated, tokenizer = fields.generation_file(found.files.path), reading.tokenizer
+    stated, tokenizer = fields.generation(found.files.path), reading.tokenizer
     texts = [text.text for text in read if text.ids is None]
     return replace(
-        said,
+        _said(found, stated),
         resolved=fields.resolved(reading.loaded.model.config),
         resolved_by=transformers.__version__,
         generation_defaults=generation_defaults(),

@@ -16,7 +16,7 @@ from duat_cli.analysis.inspect.untrained import Untrained, untrained, with_untra
 from duat_cli.analysis.progress import Progress, within
 from duat_cli.analysis.session import Session, prompt_facts
 from duat_cli.errors import InputError
-from duat_cli.loading.checkpoint.stored import most_stored
+from duat_cli.loading.checkpoint.dtypes import loaded_in, most_stored_name
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.model.processes import Processes
 from duat_cli.loading.prompts import Prompt
@@ -113,13 +113,14 @@ def sweep_in_order(
 
 def report_head(session: Session) -> InspectHead:
     """The part of a report that no prompt changes. It needs a prompt to have run, as heads are counted then."""
-    stored = most_stored(session.loaded.files)
+    files = session.loaded.files
     return InspectHead(
         environment=session.environment(),
         model=session.model_facts(),
         heads_differ=session.heads_differ,
         block_names=[session.structure.block(i).parts.name for i in range(len(session.structure.calls))],
-        stored_dtype=None if stored is None else str(stored).removeprefix("torch."),
+        stored_dtype=most_stored_name(files),
+        loaded_dtype=loaded_in(files),
         skipped=session.skipped(),
         warnings=session.warnings(),
     )

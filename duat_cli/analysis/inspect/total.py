@@ -52,6 +52,8 @@ class InspectHead(Result):
     """Names of all blocks of the model."""
     stored_dtype: str | None
     """Dtype of most stored bytes."""
+    loaded_dtype: str | None
+    """Dtype in which transformers loads the checkpoint."""
     skipped: list[Skipped]
     warnings: list[str]
 
@@ -88,8 +90,8 @@ class InspectTotal:
 
     def report(self, head: InspectHead, certificate: Certificate, run: Run) -> InspectReport:
         """The report; at least one prompt has to be added."""
-        stored = None if head.stored_dtype is None else getattr(torch, head.stored_dtype)
-        ranges = {i: block_range(stored, head.environment.dtype, size) for i, size in self._largest.items()}
+        own, ran = (head.stored_dtype, head.loaded_dtype), head.environment.dtype
+        ranges = {i: block_range(*own, ran, size) for i, size in self._largest.items()}
         blocks = [self._block(i, head.block_names[i], ranges[i]) for i in self._means]
         faults = [Skipped(what=f"operator of block {i}", why=why) for i, why in sorted(self._faults.items())]
         return InspectReport(
@@ -122,32 +124,34 @@ class InspectTotal:
         )
 
 
-# -- whether activations fit into the dtype in which the checkpoint is stored ------------------------------------
+# -- whether activations fit into the dtype in which the checkpoint is loaded ------------------------------------
 
 
-def block_range(stored: torch.dtype | None, dtype: str, largest: tuple[float, Place]) -> Range:
-    """How near activations of one block come to the largest number of the stored dtype.
+def block_range(stored: str | None, loaded: str | None, dtype: str, largest: tuple[float, Place]) -> Range:
+    """How near activations of one block come to the largest number of the dtype in which transformers loads them.
 
-    stored: the dtype of most stored bytes, if known; dtype: of the run; largest: activation over all prompts.
+    stored: the dtype of most stored bytes; loaded: that of transformers; None where there is none. dtype: of the run;
+    largest: activation over all prompts.
     """
     size, place = largest
-    limit = math.inf if stored is None else torch.finfo(stored).max
+    limit = math.inf if loaded is None else torch.finfo(getattr(torch, loaded)).max
     reasons = {}
     if not math.isfinite(size):
         reasons = dict.fromkeys(("largest_activation", "share"), f"an output is not finite in {dtype}")
     elif limit >= _WIDE:
-        reasons = {"share": "no activation comes near the largest number of the stored dtype"}
+        reasons = {"share": "no activation comes near the largest number of the checkpoint's dtype"}
     return Range(
         largest_activation=None if "largest_activation" in reasons else size,
         place=place,
-        stored_dtype=None if stored is None else str(stored).removeprefix("torch."),
+        stored_dtype=stored,
+        dtype=loaded,
         share=None if reasons else size / limit,
         reasons=reasons if stored is not None else reasons | {"stored_dtype": "no floating-point tensor is stored"},
     )
 
 
 def range_warnings(ranges: Mapping[int, Range]) -> list[str]:
-    """A warning about the worst block, if its activations come near the largest number of the stored dtype."""
+    """A warning about the worst block, if its activations come near the largest number of the checkpoint's dtype."""
     share, block = max(((r.share or 0.0, i) for i, r in ranges.items()), default=(0.0, 0))
     if share <= _NEAR:
         return []
@@ -155,5 +159,6 @@ def range_warnings(ranges: Mapping[int, Range]) -> list[str]:
     what = "overflows" if share > 1 else "is close to overflowing"
     return [
         f"activations reach {worst.largest_activation:.3g} in block {block}, {share:.3g} of the largest number of "
-        f"{worst.stored_dtype}, in which the checkpoint is stored: run in it, it {what}"
+        f"{worst.dtype}, in which the checkpoint is {'stored' if worst.dtype == worst.stored_dtype else 'loaded'}: run "
+        f"in it, it {what}"
     ]

@@ -25,6 +25,7 @@ from duat_cli.analysis.session import Listener, Session
 from duat_cli.compat.transformers import largest_stated
 from duat_cli.errors import InputError, needed, or_reason
 from duat_cli.loading.prompts import Prompt
+from duat_cli.loading.words import Labels
 from duat_cli.models.arrays import wide
 from duat_cli.models.discovery.causality import class_logits, head_logits
 from duat_cli.models.discovery.modality import placed
@@ -127,7 +128,8 @@ class Comparer:
             beside = None, None
             for (number, prompt), row in zip(some, rows, strict=True):
                 logits = self._logits(prompt, row)
-                change = _prompt(number, prompt, row.moved, logits, self._decode, classes=self._classes)
+                order = self._order if self._classes else None
+                change = _prompt(number, prompt, row.moved, logits, self._decode, order)
                 found.append(Compared(row.blocks, row.errors[0], row.errors[1], change))
         return found
 
@@ -136,6 +138,12 @@ class Comparer:
         """Whether both models are classifiers, and of the same kind: of a whole text, or of each token."""
         before, after = (ground.classes for ground in self._grounds)
         return before is not None and before == after
+
+    @functools.cached_property
+    def _order(self) -> list[int] | str:
+        """The tuned model's numbers of the base's classes, or why these are other classes."""
+        before, after = (Labels(session.loaded.model.config) for session in self._sessions)
+        return before.order_in(after)
 
     @property
     def _weights(self) -> tuple[Weights, Weights] | None:
@@ -307,13 +315,18 @@ def _terms(before: Kept, after: Kept) -> TermsChange:
 
 
 def _prompt(
-    number: int, prompt: Prompt, output: float, logits: tuple[Tensor, Tensor] | str, decode: Decode, *, classes: bool
+    number: int,
+    prompt: Prompt,
+    output: float,
+    logits: tuple[Tensor, Tensor] | str,
+    decode: Decode,
+    order: list[int] | str | None,
 ) -> PromptChange:
-    """Change of one prompt's prediction. classes: whether the logits are over classes."""
+    """Change of one prompt's prediction. order: where the logits are over classes, as `Labels.order_in` returns it."""
     if isinstance(logits, str):
         return PromptChange.absent(logits, prompt=number, output=output, moved_tokens=[])
-    ids = prompt.input_ids[0]
-    each, why_no_kl = _divergence(*logits, "classes" if classes else "tokens")
+    ids, classes = prompt.input_ids[0], order is not None
+    each, why_no_kl = _divergence(*logits, order)
     worded = [place for place in range(len(ids)) if place not in prompt.pictures]
     places = torch.tensor([place for place in worded if place > 0], dtype=torch.int64)
     losses = [None if classes else _loss(one, ids, places) for one in logits]
@@ -359,11 +372,14 @@ def _answer(
     )
 
 
-def _divergence(p: Tensor, q: Tensor, what: str) -> tuple[Tensor | None, str | None]:
-    """KL of each row, nats, (N,) float64 on the CPU; or None and why. what: name of what the logits are over."""
+def _divergence(p: Tensor, q: Tensor, order: list[int] | str | None) -> tuple[Tensor | None, str | None]:
+    """KL of each row, nats, (N,) float64 on the CPU; or None and why. order: as for `_prompt`."""
+    what = "tokens" if order is None else "classes"
     if p.shape[1] != q.shape[1]:
         return None, f"the models predict {p.shape[1]} and {q.shape[1]} {what}"
-    each = kl(p, q).cpu()
+    if isinstance(order, str):
+        return None, order
+    each = kl(p, q if order is None else q[:, order]).cpu()
     if bool(each.isnan().any()):
         return None, "the logits hold NaN"
     if bool(each.isinf().any()):

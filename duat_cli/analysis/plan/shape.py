@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from duat_cli.loading.checkpoint.dtypes import SHORT, SIZES, auto_dtype, no_dtype
 from duat_cli.loading.checkpoint.headers import TensorEntry
 from duat_cli.loading.checkpoint.parts import Part, Parts, parts_of
 from duat_cli.loading.checkpoint.preflight import CheckpointFiles
-from duat_cli.loading.checkpoint.sizes import HEAD_WIDTH, HEADS, WIDTH, text_config
+from duat_cli.loading.checkpoint.sizes import DEPTH, HEAD_WIDTH, HEADS, WIDTH, text_config
 from duat_cli.models.budgets import CHANNEL_HEADS
 
 _KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv")
@@ -92,8 +92,8 @@ def shape_of(files: CheckpointFiles, dtype: str) -> Shape:
     if named not in SIZES:
         raise no_dtype(dtype)
     element = SIZES[named]
-    parts = parts_of(files, element)
     config = text_config(files.config)
+    parts = _loaded(parts_of(files, element), config)
     inside = [tensor for block in parts.blocks for tensor in block.tensors.values()]
     width = _number(config, WIDTH) or _commonest_side(inside)
     heads = _number(config, HEADS) or 1
@@ -118,6 +118,16 @@ def shape_of(files: CheckpointFiles, dtype: str) -> Shape:
         state=state,
         products=_products(parts.blocks, config),
     )
+
+
+def _loaded(parts: Parts, config: Mapping[str, Any]) -> Parts:
+    """The parts that are loaded: of a model with one stack of blocks, those that config.json states. Files may hold
+    more, such as blocks that predict several tokens ahead. Numbered stages (Swin) are as many as `depths` has."""
+    stacks = {block.name.rpartition(".")[0] for block in parts.blocks}
+    depth = _number(config, DEPTH)
+    if depth is None or len(stacks) != 1 or "depths" in config:
+        return parts
+    return replace(parts, blocks=tuple(b for b in parts.blocks if int(b.name.rpartition(".")[2]) < depth))
 
 
 def _cast(tensor: TensorEntry, element: int) -> bool:

@@ -167,7 +167,8 @@ def weight_reads(shape: Shape, task: Task, weights: Residence) -> float:
     found = 0.0
     if task.command != "prune-bound":
         waves = len(prompt_waves(task.tokens, shape.width, shape.element))
-        again = (task.command in ("matrix", "compare") and not task.fixed) + (PATCHED if task.patch else 0)
+        predicted = task.command == "compare" and not task.fixed and shape.vocabulary > 0
+        again = (task.command == "matrix" or predicted) + (PATCHED if task.patch else 0)
         found += once + blocks * (waves + again)
     if task.pruning is not None:
         head = max(layers, default=0) if ends_in_logits(shape, task.pruning) else 0

@@ -235,6 +235,7 @@ def conclude(begun: Begun) -> PruneOutcome:
         pooled=pooled,
         eq16=eq16,
         terms=terms,
+        streamed=session.loaded.paged is not None,
         written=None,
         skipped=[*session.skipped(), *work.skipped, *work.printing.skipped, *repairs.skipped, *unpooled],
         warnings=[

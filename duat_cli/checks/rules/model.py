@@ -87,7 +87,7 @@ def _range(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
             missed: Literal["fail", "pass"] = "fail" if found.largest_activation is None else "pass"
             yield Measurement(0.0, f"{what}: {why}", block.index, where, undefined=missed)
             continue
-        text = f"{what} reach {found.largest_activation:.3g}, {found.share:.3g} of the largest {found.stored_dtype}"
+        text = f"{what} reach {found.largest_activation:.3g}, {found.share:.3g} of the largest {found.dtype}"
         yield Measurement(found.share, text, block.index, where, level=None if found.share > 1 else "warn")
 
 
@@ -129,9 +129,10 @@ RULES = [
     ),
     Rule(
         "exactness.range",
-        "largest activation over the largest number of the stored float16 or float8: above 1 an error, less beyond the "
-        "limit a warning",
-        "Store it in bfloat16 or float32: run in the dtype it is stored in, these activations become infinite.",
+        "largest activation over the largest number of float16 or float8, where the checkpoint is loaded in it by "
+        "config.json, or stored: above 1 an error, less beyond the limit a warning",
+        "Store it in bfloat16 or float32, and let config.json say so: run in its own dtype, these activations become "
+        "infinite.",
         _range,
         ("report",),
         max=0.5,

@@ -119,9 +119,6 @@ def compare(
         raise InputError("--fixed: takes --prompt or --prompts, and no option of a comparison")
     texts = None if asked.fixed else texts_of(prompt, prompts, shared, prefix, answer, chat=asked.chat, files=given)
     answers = None if texts is None else followed.of(texts, prompts, patched=asked.patch is not None)
-    if texts is not None and texts.made_up:
-        cut = ", cut to as many tokens" if asked.patch is not None or asked.align == "position" else ""
-        talk.note(f"no prompts given: where the model reads text, using the paper's own two{cut}")
 
     announce(model, talk)
     with Progress(talk) as progress:
@@ -151,6 +148,9 @@ def compare(
             words = Words(reading.own_tokenizer(trust_remote_code=code) if said else None)
             report = compute(reading.loaded, texts, reading.inputs, settings, words, progress)
 
+    if texts is not None and texts.made_up and said:  # of a drawn picture the report has a warning
+        cut = ", cut to as many tokens" if asked.patch is not None or asked.align == "position" else ""
+        talk.note(f"no prompts given: using the paper's own two{cut}")
     presentation.emit(report, talk)
     checks = [found.holds for found in (report.fixed, report.patched) if found is not None]
     sound = report.certificate.exact and all(checks)

@@ -167,14 +167,14 @@ class Files(Options):
 
 
 class OneStack(Files):
-    """The same of a command that reads one stack."""
+    """The input files of a model of images or sound, and the one stack that is read of several."""
 
     stack: StackName | None = _stack()
     decoder_prompt: str | None = _decoder_prompt("decoder")
 
 
 class NoDecoder(OneStack):
-    """The same of a command that reads no decoder."""
+    """The input files of a model of images or sound, and the one stack, no decoder, that is read of several."""
 
     decoder_prompt: str | None = None
 
@@ -222,7 +222,7 @@ class Loading(Options):
 
 
 class Page(Options):
-    """Where the report of a command goes that has a page with pictures, and in which form."""
+    """The form of a report that has a page with pictures, and where it goes."""
 
     form: PageFormat | None = format_option(
         help="table, json, or html: a page with pictures. Default: by the ending of the output file's name, else "
@@ -239,7 +239,7 @@ class Page(Options):
 
 
 class Card(Options):
-    """The same, or a section for a model's README."""
+    """The form of a report that has a page with pictures and a section for a model's README, and where it goes."""
 
     form: CardFormat | None = format_option(
         help="table, json, html (a page with pictures) or model-card (a section for a model's README). Default: by "
@@ -250,7 +250,7 @@ class Card(Options):
 
 
 class Plain(Options):
-    """The same of a command without a page."""
+    """The form of a report without a page, and where it goes."""
 
     form: Format | None = format_option(
         help="table or json. Default: table, or json when the output file ends in .json.",

@@ -15,9 +15,10 @@ _OF_ONE_MODEL = tuple(f"duat {name}" for name in ("inspect", "attribute", "compa
 
 
 def line_of(error: BaseException) -> str:
-    """The line of an error. A usage error names the help page; a bug, any unexpected error, how to see a traceback."""
+    """The line of an error, with its notes. A usage error names the help page; a bug, any unexpected error, how to see
+    a traceback."""
     if isinstance(error, DuatError):
-        return str(error)
+        return "; ".join([str(error), *getattr(error, "__notes__", ())])
     if isinstance(error, Stopped):
         return error.text
     usage = usage_error(error)

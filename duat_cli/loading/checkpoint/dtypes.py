@@ -46,6 +46,12 @@ def stated_dtype(files: CheckpointFiles) -> str | None:
     return _stated_in(files.config) or _stated_in(text_config(files.config))
 
 
+def loaded_in(files: CheckpointFiles) -> str | None:
+    """The dtype in which transformers loads the weights: the one that config.json states for the whole model, else the
+    one of most stored bytes; None if there is none."""
+    return _stated_in(files.config) or most_stored_name(files)
+
+
 def rounded_at_load(files: CheckpointFiles) -> tuple[str, str] | None:
     """The dtype of most stored bytes, and the one in which transformers loads them by config.json, if the second cannot
     hold every number of the first; else None. None for quantised weights, too."""

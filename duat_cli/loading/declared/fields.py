@@ -64,13 +64,7 @@ def resolved(config: Any) -> dict[str, Any]:
 
 
 def generation(folder: Path) -> dict[str, Any]:
-    """The fields that generation_config.json states and that can change a result; {} where there is no such file.
-    CheckpointError names a fault."""
-    return flat(generation_file(folder))
-
-
-def generation_file(folder: Path) -> dict[str, Any]:
-    """The whole content of generation_config.json; {} where there is no such file."""
+    """The whole content of generation_config.json; {} where there is no such file. CheckpointError names a fault."""
     return _stated(folder / GENERATION)
 
 

@@ -43,6 +43,7 @@ class HeadTest:
         self._name, self._eps = type(model).__name__, float(torch.finfo(model.dtype).eps)
         self._pair, self._labels = is_pair(model), is_classifier(model, stack)
         self._texts = like is None or "input_ids" in like  # pictures within a text stand among its tokens
+        self._writes = bool(getattr(model, "can_generate", bool)())  # such as BLIP, whose decoder has the head
         self.passes: list[LogitsPass] = []
         if self._labels and class_count(model):
             self.passes = [LogitsPass(model, probe_inputs(stack, like, DISCOVERY_TOKENS, device))]
@@ -101,7 +102,9 @@ class HeadTest:
             return f"it predicts the class of a {self.classes if self._texts else 'picture or a sound'}"
         if self._labels:
             return "it gives no distribution over classes"
-        return "it has no LM head" if self._texts else "it is no classifier of a picture or a sound"
+        if not self._texts:
+            return "it is no classifier of a picture or a sound"
+        return "the LM head of a part of it is not read" if self._writes else "it has no LM head"
 
 
 class LogitsPass:

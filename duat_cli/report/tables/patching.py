@@ -8,7 +8,7 @@ from rich.console import RenderableType
 
 from duat_cli.report.tables import facts, numbers
 from duat_cli.report.tables.grid import BLOCK, Column, Labels, titled, titled_named
-from duat_cli.report.tables.page import Page
+from duat_cli.report.tables.page import Page, cut
 from duat_cli.results.compare.patching import BlockPatch, HeadPatch, PatchedPair, Patching, TokenPatch
 from duat_cli.text import plural
 
@@ -82,15 +82,15 @@ def predictions(found: Patching) -> list[str]:
 def _prediction(pair: PatchedPair) -> str:
     """A line on a pair of prompts: the two tokens whose probabilities differ most, or those asked for, and the
     differences of their logits."""
-    prompts = f"a, prompt {pair.a}, to b, prompt {pair.b}"
+    prompts, a, b = f"a, prompt {pair.a}, to b, prompt {pair.b}", cut(pair.token_a), cut(pair.token_b)
     ends = f"{numbers.SIGNED(pair.before)} behind a, {numbers.SIGNED(pair.after)} behind b"
     if pair.given:
-        return f"{prompts}: the logit of '{pair.token_b}' less that of '{pair.token_a}' is {ends}"
+        return f"{prompts}: the logit of '{b}' less that of '{a}' is {ends}"
     if pair.before == pair.after == 0.0:  # both tokens are the same
         return f"{prompts}: the predictions are alike"
     return (
-        f"{prompts}: '{pair.token_b}' gains most probability, '{pair.token_a}' loses most; the logit of the first less "
-        f"that of the second is {ends}"
+        f"{prompts}: '{b}' gains most probability, '{a}' loses most; the logit of the first less that of the second is "
+        f"{ends}"
     )
 
 

@@ -36,6 +36,10 @@ class PruneReport(ModelReport):
         "the removal does"
     )
     terms: list[PruneTerm]
+    streamed: bool = Field(
+        default=False,
+        description="whether the weights were read block by block, from which --apply writes no checkpoint",
+    )
     written: Written | None = Field(description="the checkpoint that --apply wrote; null without it")
     skipped: list[Skipped]
     warnings: Warnings

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 from duat_cli.analysis.inspect.options import InspectOptions
 from duat_cli.analysis.inspect.run import inspect
 from duat_cli.analysis.inspect.total import block_range, range_warnings
-from duat_cli.loading.checkpoint.stored import most_stored
+from duat_cli.loading.checkpoint.dtypes import most_stored_name
 from duat_cli.loading.model.load import load
 from duat_cli.loading.prompts import Prompt
 from duat_cli.results.inspect import InspectReport, Range
@@ -103,16 +103,33 @@ def test_a_wide_dtype_has_no_share(dtype: str, tmp_path: Path) -> None:
     found = report(tmp_path / "m")
     for block in found.blocks:
         assert block.range.share is None
-        assert block.range.reasons == {"share": "no activation comes near the largest number of the stored dtype"}
-        assert block.range.stored_dtype == dtype
+        assert block.range.reasons == {"share": "no activation comes near the largest number of the checkpoint's dtype"}
+        assert block.range.stored_dtype == block.range.dtype == dtype
         assert block.range.largest_activation is not None
     assert not any("activations" in w for w in found.warnings)
 
 
 def ranged(dtype: str, *sizes: float) -> Range:
     entry = type("Entry", (), {"dtype": dtype, "elements": 4, "bytes": 4})
-    stored = most_stored(type("Files", (), {"tensors": {"w": entry}, "quantised": None}))  # type: ignore[arg-type]
-    return block_range(stored, "float32", max((size, "ffn") for size in sizes))
+    stored = most_stored_name(type("Files", (), {"tensors": {"w": entry}, "quantised": None}))  # type: ignore[arg-type]
+    return block_range(stored, stored, "float32", max((size, "ffn") for size in sizes))
+
+
+@pytest.mark.parametrize(("stated", "fits"), [("float32", True), ("bfloat16", True), ("float16", False)])
+@pytest.mark.parametrize("stored", ["float16", "float32"])
+def test_what_counts_is_the_dtype_in_which_transformers_loads_them(
+    stored: str, stated: str, fits: bool, tmp_path: Path
+) -> None:
+    reaching(tmp_path / "m", 1.5)
+    bad.wedit(tmp_path / "m", lambda state: state.update({k: v.to(getattr(torch, stored)) for k, v in state.items()}))
+    bad.jedit(tmp_path / "m" / bad.CFG, dtype=stated)
+    found, own = report(tmp_path / "m"), AutoModelForCausalLM.from_pretrained(tmp_path / "m")
+    assert f"torch.{found.blocks[1].range.dtype}" == str(own.dtype) == f"torch.{stated}"
+    assert found.blocks[1].range.stored_dtype == stored
+    with torch.no_grad():
+        outputs = [own(torch.tensor([ids])).logits for ids in TEXTS]
+    assert all(bool(o.isfinite().all()) for o in outputs) == fits
+    assert (found.blocks[1].range.share is None) == (not any("overflows" in w for w in found.warnings)) == fits
 
 
 @pytest.mark.parametrize(("dtype", "largest"), [("F16", LARGEST), ("F8_E4M3", 448), ("F8_E5M2", 57344)])

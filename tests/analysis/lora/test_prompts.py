@@ -495,6 +495,29 @@ def test_classifiers_of_other_classes_are_not_compared(tmp_path: Path) -> None:
     assert found.whole.reasons["kl"] == "the models predict 3 and 2 classes"
 
 
+def test_classes_are_compared_with_those_of_their_names(tmp_path: Path) -> None:
+    """With a shift of the head's rows and of the names, nothing has changed; with other names nothing is compared."""
+    model = classifier("text")
+    model.save_pretrained(tmp_path / "base")
+    for parameter in model.classifier.parameters():
+        parameter.data = parameter.data.roll(1, 0)
+    base = load(str(tmp_path / "base"))
+    shifted, other = {0: "Good", 1: "bad", 2: "so"}, {0: "good", 1: "bad", 2: "well"}
+    found = {}
+    for name, labels in (("shifted", shifted), ("other", other), ("none", {k: f"LABEL_{k}" for k in range(3)})):
+        model.config.id2label = labels
+        model.save_pretrained(tmp_path / name)
+        sessions = Session(base, quiet), Session(load(str(tmp_path / name)), quiet)
+        found[name] = compare_on_prompts(*sessions, some_prompts(base.model)).whole
+    assert found["shifted"].kl == pytest.approx(0.0, abs=1e-12)
+    assert found["other"].reasons["kl"] == (
+        "the models predict other classes: class 0 is 'bad' in the base, 'good' in the tuned model"
+    )
+    assert "true ones are not known" in found["other"].reasons["loss_change"]
+    assert found["none"].kl is not None
+    assert found["none"].kl > 1e-3  # by number, as transformers' own names say nothing
+
+
 # -- the next token ------------------------------------------------------------------------------------------
 
 

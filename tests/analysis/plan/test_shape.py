@@ -59,6 +59,17 @@ def test_channels_of_a_kernel_are_its_heads(model_type: str, tmp_path: Path) -> 
     assert bool(shape.channels) == (model_type not in ("bamba", "llama")) == bool(shape.state)
 
 
+@pytest.mark.parametrize("model_type", ["llama", "deepseek_v3"])
+def test_blocks_that_are_not_loaded_do_not_count(model_type: str, tmp_path: Path) -> None:
+    folder = two_saved(model_type, tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    before = shape_of(inspect_folder(folder), "float32")
+    (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": config["num_hidden_layers"] - 1}))
+    shape, loaded = shape_of(inspect_folder(folder), "float32"), whole(folder)
+    assert len(shape.parts.blocks) == len(before.parts.blocks) - 1
+    assert shape.weights == sum(p.numel() * p.element_size() for p in loaded.model.parameters()) < before.weights
+
+
 def test_a_dtype_that_no_model_runs_in_is_refused() -> None:
     files = inspect_folder(demo_path())
     assert shape_of(files, "bf16").element == shape_of(files, "float16").element == 2

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import prompt_of
+from helpers import prompt_of, single_model, two_deep
 from paging import in_parts, pager_of, two_saved, whole
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -75,6 +75,16 @@ def test_weight_reads_of_comparing(patch: Patched | None, tmp_path: Path) -> Non
         read = pager_of(loaded).bytes_read
     task = Task("compare", (9, 9), patch=patch is not None)
     assert weight_reads(shape_of(files, "float32"), task, "streamed") == pytest.approx(read / files.total_bytes)
+
+
+def test_without_a_head_nothing_more_is_read_for_comparing(tmp_path: Path) -> None:
+    two_deep(single_model("llama")).model.save_pretrained(tmp_path)
+    files = inspect_folder(tmp_path)
+    with in_parts(tmp_path, kept=1 << 30) as loaded:
+        run("compare", loaded)
+        read = pager_of(loaded).bytes_read
+    found = weight_reads(shape_of(files, "float32"), Task("compare", (9, 9)), "streamed")
+    assert found == pytest.approx(read / files.total_bytes)
 
 
 @pytest.mark.parametrize("command", ["inspect", "verify", "matrix"])

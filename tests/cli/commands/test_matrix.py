@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from duat_cli.cli.main import run
-from duat_cli.cli.terminal import libraries
+from duat_cli.cli.terminal import libraries, progress
 from duat_cli.models.arrays import relative_error
 from duat_cli.results.matrix import MatrixReport, NetworkReport
 from duat_cli.text import PAPER_PROMPT
@@ -91,7 +91,8 @@ def test_a_larger_case_is_written_as_factors(
     assert H.shape[1:] == (50, 50)
 
 
-def test_the_table(llama: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table(llama: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(progress, "PATIENCE", 600.0)  # no line on the progress, however slow the machine is
     assert run(["matrix", llama, "--prompt", "Nui \x1b[31m zi dynamics", "--tokens", "3"]) == 0
     out, err = capsys.readouterr()
     assert err == ""

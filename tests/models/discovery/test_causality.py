@@ -9,11 +9,13 @@ import torch
 from classifiers import KINDS, classifier
 from helpers import single_model
 from image_models import build, picture
+from transformers import BlipForConditionalGeneration
 
 from duat_cli.models.discovery import causality
 from duat_cli.models.discovery.causality import head_logits, head_of
 from duat_cli.models.discovery.modality import stack_of
 from duat_cli.models.discovery.structure import run_stack
+from duat_cli.zoo import tiny
 
 BY_WEIGHTS = ["llama4", "llama4_text", "mllama", "mllama_text_model", "kosmos_2_text_model", "kosmos_2_5_text_model"]
 """Types whose class names no part that is their model without its head."""
@@ -108,3 +110,13 @@ def test_what_gives_no_distribution_over_classes(fields: dict[str, Any]) -> None
     assert str(head.why_no_next_token()).endswith("is no next-token model: it gives no distribution over classes")
     other = single_model("llama")
     assert head_of(other, stack_of(other)).classes is None
+
+
+def test_the_head_of_a_part_is_no_missing_head() -> None:
+    """BLIP's decoder has one, and the whole model is run; BERT without a head has none."""
+    model = BlipForConditionalGeneration(tiny.tiny_model("blip").config)
+    like = {"pixel_values": torch.zeros(1, 3, 4, 4), "input_ids": torch.tensor([[5, 9]])}
+    said = str(head_of(model, stack_of(model), like).why_no_next_token())
+    assert said.endswith("is no next-token model: the LM head of a part of it is not read")
+    bare = single_model("bert").base_model
+    assert str(head_of(bare, stack_of(bare)).why_no_next_token()).endswith("it has no LM head")

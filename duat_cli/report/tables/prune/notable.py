@@ -135,7 +135,8 @@ def _other(plan: Plan, report: PruneReport) -> str:
 
 
 def _next(best: Plan, report: PruneReport) -> list[str]:
-    """A sentence on the options that write a checkpoint, if possible for a kind of which something leaves the file."""
+    """A sentence on the options that write a checkpoint, if possible for a kind of which something leaves the file; or,
+    where weights were read block by block, the set alone."""
     plan = next((p for p in (best, *report.plans) if p.removed and (_can_leave(p) or _saves(p))), best)
     if report.protocol.ablate == "mean" and not set(plan.granularity.split(",")) <= UNIFORM:
         return []  # no bias can hold means of other kinds
@@ -144,10 +145,11 @@ def _next(best: Plan, report: PruneReport) -> list[str]:
         f"--granularity {plan.granularity}",
         *(["--uniform"] if uniform or plan.uniform else []),
         plan.remove_option or f"--budget {plan.budget:g}",
-        "--apply DIR",
+        "--export FILE.json" if report.streamed else "--apply DIR",
     ]
     why = " --uniform takes as many from every block, so that they can leave the file; the damage is then another."
-    return [f"Next: the same command with {' '.join(options)}.{why if uniform else ''}"]
+    memory = " --apply needs all weights in memory." if report.streamed else ""
+    return [f"Next: the same command with {' '.join(options)}.{why if uniform else ''}{memory}"]
 
 
 def _can_leave(plan: Plan) -> bool:

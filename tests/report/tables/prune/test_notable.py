@@ -33,6 +33,12 @@ def test_the_set_within_the_budget_that_holds_most_comes_first_with_what_the_fil
     assert "--granularity neuron --uniform --budget 0.1 --apply DIR" in after
 
 
+def test_what_is_next_can_be_done_where_weights_were_read_block_by_block() -> None:
+    [*_, after] = notable(report_of(*sample.prune_report().plans, streamed=True))
+    assert "--budget 0.1 --export FILE.json." in after
+    assert after.endswith("--apply needs all weights in memory.")
+
+
 def test_a_guaranteed_set_of_one_term_is_told_as_one() -> None:
     plan = sample.prune_report().plans[0]
     assert plan.guarantee is not None
