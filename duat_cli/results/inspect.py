@@ -94,8 +94,8 @@ class Range(WithReasons):
             formula="largest_activation / largest number of `dtype`",
         ),
     ] = Field(
-        description="`largest_activation` / largest number of `dtype`: above 1 the checkpoint overflows as transformers "
-        "loads it. Null of dtypes other than float16 and float8, whose largest number no activation comes near"
+        description="`largest_activation` / largest number of `dtype`: above 1 the checkpoint overflows as loaded by "
+        "transformers. Null of dtypes other than float16 and float8, whose largest number no activation comes near"
     )
 
 
