@@ -43,6 +43,11 @@ class CheckedModel(WithReasons):
     quantised: str | None = Field(
         default=None, description="how the files hold quantised weights; null where they hold the weights as they are"
     )
+    stack: str | None = Field(
+        default=None,
+        description="which stack of a model of several ran: vision, audio, text, encoder, decoder; null where there is "
+        "one, and without a forward pass",
+    )
     header_sha256: str = Field(description="of names, shapes and dtypes of all tensors")
     fingerprint: str | None = Field(description="content hash of the loaded weights; not cryptographic")
 
