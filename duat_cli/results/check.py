@@ -43,6 +43,11 @@ class CheckedModel(WithReasons):
     quantised: str | None = Field(
         default=None, description="how the files hold quantised weights; null where they hold the weights as they are"
     )
+    stack: str | None = Field(
+        default=None,
+        description="stack that ran, of a model of several: vision, audio, text, encoder or decoder; null where there "
+        "is one, and without a forward pass",
+    )
     header_sha256: str = Field(description="SHA-256 of names, shapes and dtypes of all tensors")
     fingerprint: str | None = Field(
         description="content hash of the loaded weights, not cryptographic; null where no model was run"

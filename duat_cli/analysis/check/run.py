@@ -202,7 +202,8 @@ def seen(
         evidence.absent["slack"] = "terms are ablated where token ids alone are read"
     if ran.asking is None:
         evidence.absent["behaviour"] = "no rule that is on needs it"
-    subject = Subject(loaded.name, loaded.revision, report.model.fingerprint, tuple(report.warnings))
+    told = report.model
+    subject = Subject(loaded.name, loaded.revision, told.fingerprint, tuple(report.warnings), told.stack)
     return replace(evidence, report=report, slack=_slack(plan, loaded, inputs, progress)), subject
 
 

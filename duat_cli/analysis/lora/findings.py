@@ -111,7 +111,11 @@ class Means:
     @property
     def reasons(self) -> dict[str, str]:
         absent = {"kl": self.kl, "loss_change": self.loss}
-        return {name: self._why[name.partition("_")[0]] for name, value in absent.items() if value is None}
+        found = {name: self._why[name.partition("_")[0]] for name, value in absent.items() if value is None}
+        if self.loss_interval is None:
+            few = f"fewer than {FEWEST} prompts" if self.scored < FEWEST else "the loss changes as much on every prompt"
+            found |= dict.fromkeys(("loss_change_low", "loss_change_high"), found.get("loss_change", few))
+        return found
 
 
 class Findings:

@@ -288,11 +288,7 @@ def _with_sup(
 
 
 def _summary(before: LoraSummary, found: Findings) -> LoraSummary:
-    return before.model_copy(
-        update={
-            **found.whole.said,
-            "answers": found.summary,
-            "notable": [*notable(found), *before.notable],
-            "reasons": {**before.reasons, **found.whole.reasons},
-        }
-    )
+    said = found.whole.said
+    reasons = {name: why for name, why in before.reasons.items() if name not in said} | found.whole.reasons
+    notes = [*notable(found), *before.notable]
+    return before.model_copy(update={**said, "answers": found.summary, "notable": notes, "reasons": reasons})

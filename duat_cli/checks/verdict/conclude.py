@@ -145,6 +145,8 @@ class Subject:
     revision: str | None
     fingerprint: str | None
     warnings: tuple[str, ...]
+    stack: str | None = None
+    """The stack that ran, of a model of several."""
 
 
 def conclude(plan: CheckPlan, evidence: Evidence, subject: Subject, run: Run) -> tuple[CheckReport, str | None]:
@@ -366,6 +368,7 @@ def _model(evidence: Evidence, subject: Subject) -> CheckedModel:
         tensors=len(files.stored),
         stored=sorted({t.dtype for t in files.stored.values()}),
         quantised=files.quantised,
+        stack=subject.stack,
         header_sha256=_header_hash(evidence),
         fingerprint=subject.fingerprint,
         reasons=reasons,

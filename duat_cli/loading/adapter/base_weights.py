@@ -112,8 +112,20 @@ class BaseWeights:
         return skeleton(self.files)
 
     @functools.cached_property
+    def _state_names(self) -> dict[str, Tensor]:
+        """Every parameter of the model without memory by its name; a tied one is one object under several names."""
+        return dict(self._model.state_dict(keep_vars=True))
+
+    @functools.cached_property
     def _shapes(self) -> dict[str, tuple[int, ...]]:
-        return {name: tuple(tensor.shape) for name, tensor in self._model.state_dict().items()}
+        return {name: tuple(tensor.shape) for name, tensor in self._state_names.items()}
+
+    def first_name(self, parameter: str) -> str:
+        """The first of the names that the model has for a parameter, several where it is tied; the name itself where
+        the model has none such."""
+        held = self._state_names
+        own = next((held[n] for n in (parameter, *_tail(parameter)) if n in held), None)
+        return next((name for name, tensor in held.items() if tensor is own), parameter)
 
     def dtype(self) -> str:
         """The dtype of most stored bytes; quantised weights count with the dtype of their values."""

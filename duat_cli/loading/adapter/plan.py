@@ -18,13 +18,27 @@ from duat_cli.text import listed
 def plans(adapter: AdapterFiles, keys: Keys, base: BaseWeights | None) -> Iterator[ParameterPlan | AdapterFault]:
     """A plan, or a fault, for every parameter the adapter touches. base: None to read the adapter alone."""
     by_module = by_key((target.module, target) for target in keys.targets)
+    repeated = [] if base is None else _repeated(adapter, keys, base)
     for target in keys.targets:
+        if target in repeated:
+            continue
         try:
             yield from _planned(Wrapped(adapter, target, base), by_module[target.module])
         except AdapterFault as wrong:
             yield wrong
     for parameter, key in keys.saved.items():
         yield saved(adapter, parameter, key, base)
+
+
+def _repeated(adapter: AdapterFiles, keys: Keys, base: BaseWeights) -> list[Target]:
+    """Targets that PEFT's trainable tokens repeat: it writes the rows of a tied table under each name of the table, and
+    applies them once. The first name in the model counts."""
+    tables = [target for target in keys.targets if "trainable_tokens_delta" in target.parts]
+    if adapter.method != "TRAINABLE_TOKENS" or len(tables) < 2:
+        return []
+    first = {target.module: base.first_name(f"{target.module}.weight") for target in tables}
+    named = {first[target.module] for target in tables if first[target.module].endswith(f"{target.module}.weight")}
+    return [t for t in tables if first[t.module] in named and not first[t.module].endswith(f"{t.module}.weight")]
 
 
 def _planned(one: Wrapped, siblings: list[Target]) -> Iterator[ParameterPlan]:

@@ -52,8 +52,8 @@ def merged(shell: Any) -> tuple[PreTrainedModel, list[str]]:
             f"{type(shell.base_model).__name__}: a forward hook on it has no place once its adapters are merged; "
             f"register it on the {type(shell).__name__} or on get_base_model()"
         )
-    active = listed([clean(name) for name in shell.active_adapters])
-    with foreign_errors(f"adapter {active}: PEFT cannot merge it", UnsupportedModelError):
+    active = sorted(clean(name) for name in shell.active_adapters)
+    with foreign_errors(f"adapter {listed(active)}: PEFT cannot merge it", UnsupportedModelError):
         layers = dict(_wrapped(base))
         off = [name for name, layer in layers.items() if _is_off(layer)]
         used = {adapter for layer in layers.values() if not _is_off(layer) for adapter in _in_use(layer)}
@@ -75,18 +75,21 @@ def merged(shell: Any) -> tuple[PreTrainedModel, list[str]]:
     if copies and tied is not None:  # PEFT unsets it, also for weights that are tied again here
         model.config.tie_word_embeddings = False if apart else tied
     if off and len(off) == len(layers):
-        notes = [f"the adapter {active} is disabled: these are the numbers of its base"]
+        notes = [f"{_are(active)} disabled: these are the numbers of {'their' if len(active) > 1 else 'its'} base"]
     else:
         names = [clean(name) for name in sorted(used)]
-        subject, verb = (f"adapters {listed(names)}", "are") if len(names) > 1 else (f"adapter {listed(names)}", "is")
         where = f", but disabled in {len(off)} of {plural(len(layers), 'layer')}" if off else ""
-        notes = [f"the {subject} {verb} merged into the base{where}" if names else _NONE]
+        notes = [f"{_are(names)} merged into the base{where}" if names else _NONE]
     if apart:
         notes.append(
             f"{listed(apart)} were one weight, which the adapters do not change alike: here they are apart, as the "
             "model runs; a merged checkpoint that keeps the tie gives other numbers"
         )
     return model, notes
+
+
+def _are(names: list[str]) -> str:
+    return f"the adapters {listed(names)} are" if len(names) > 1 else f"the adapter {listed(names)} is"
 
 
 def _is_tuner(module: Any) -> bool:

@@ -47,10 +47,12 @@ def _checked(report: CheckReport) -> str:
     size = sum(file.bytes for file in model.files)
     stored = ", ".join(map(escaped, model.stored))
     rows: list[Row] = [("Verdict", f"**{escaped(verdict(report))}**")]
-    rows += [("Policy", escaped(policies(report)))]
+    off = f"; {plural(len(report.off), 'rule')} turned off, by it or by --select" if report.off else ""
+    rows += [("Policy", escaped(policies(report)) + off)]
     if report.baseline is not None:
         name = "Base" if report.baseline.base else "Baseline"
         rows += [(name, f"{escaped(report.baseline.file)}, {report.baseline.status}")]
+    rows += [] if model.stack is None else [("Stack", escaped(model.stack))]
     rows += [("Weights", f"{plural(model.tensors, 'tensor')} ({stored})")]
     if model.files:
         rows += [("Size", f"{size:,} bytes in {plural(len(model.files), 'file')}")]
@@ -67,6 +69,7 @@ def _checked(report: CheckReport) -> str:
         texts = [f"{c.status}: {_code(one.rule)}: {escaped(f'{c.message} {limit(one)}')}" for c, one in firsts]
         lines += [*(f"- {text}" for text in first_of(texts, _SHOWN)), ""]
     words = ["duat", "check", model.name, *_policy(report.policy), *_option("--revision", model.revision)]
+    words += _option("--stack", model.stack)
     if report.baseline is not None:
         words += ["--base" if report.baseline.base else "--baseline", report.baseline.file]
     words += ["--adapter", "ADAPTER"] if report.behaviour and report.behaviour.tuned else []

@@ -43,8 +43,9 @@ def heads(model: ModelFacts | MatrixReport, kv: str) -> str:
 def files(model: CheckedModel) -> str:
     """Type of the model, and what its files hold."""
     size = numbers.size(sum(file.bytes for file in model.files))
+    stack = "" if model.stack is None else f"{model.stack} stack, "
     return (
-        f"{model.model_type or 'unknown type'}, {plural(model.tensors, 'tensor')}, {', '.join(model.stored)}, "
+        f"{model.model_type or 'unknown type'}, {stack}{plural(model.tensors, 'tensor')}, {', '.join(model.stored)}, "
         f"{size} in {plural(len(model.files), 'file')}"
     )
 

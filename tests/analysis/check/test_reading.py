@@ -176,6 +176,9 @@ def test_a_baseline_is_of_one_stack_and_of_what_its_decoder_read(tmp_path: Path)
     asked: dict[str, Any] = {"prompts": ["w1 w2 w3"], "baseline": baseline}
     duat.check(folder, **asked, stack="decoder", decoder_prompt=WORDS, update_baseline=True)
     report = duat.check(folder, **asked, stack="decoder", decoder_prompt=WORDS)
+    assert report.model.stack == "decoder"
+    assert f"duat check {folder} --stack decoder" in report.to_model_card()
+    assert ", decoder stack, " in report.to_text()
     assert (report.verdict, report.behaviour.agreement) == ("passed", 1.0)
     for other in ({}, {"stack": "decoder"}, {"stack": "decoder", "decoder_prompt": "w1"}):
         with pytest.raises(InputError, match="another prompt set"):

@@ -13,6 +13,7 @@ from duat_cli.analysis.lora.prompts import ONE_TOKEN, Compared
 from duat_cli.results.lora import AnswerChange, PromptChange
 
 COUNT = 60
+LOSS = ("loss_change", "loss_change_low", "loss_change_high")
 
 
 def change(number: int, chance: random.Random, *, finite: bool = True) -> PromptChange:
@@ -55,7 +56,7 @@ def test_against_the_whole_list(broken: set[int], listed: int, monkeypatch: pyte
     assert (found.order.first, found.order.last) == (known[0], known[-1])
     if broken:
         assert (found.whole.kl, found.whole.loss) == (None, None)
-        assert found.whole.reasons == dict.fromkeys(("kl", "loss_change"), "logits are not finite")
+        assert found.whole.reasons == dict.fromkeys(("kl", *LOSS), "logits are not finite")
         return
     pairs = [(row.loss_base, row.loss_tuned) for row in rows]
     losses = [tuned - base for base, tuned in pairs if base is not None and tuned is not None]
@@ -73,7 +74,7 @@ def test_against_the_whole_list(broken: set[int], listed: int, monkeypatch: pyte
 def test_prompts_of_one_token_have_no_loss() -> None:
     found = Findings()
     add(found, change(0, random.Random(0)))
-    assert (found.whole.loss, found.whole.reasons) == (None, {"loss_change": ONE_TOKEN})
+    assert (found.whole.loss, found.whole.reasons) == (None, dict.fromkeys(LOSS, ONE_TOKEN))
 
 
 def test_what_the_model_itself_says_has_means_of_its_own() -> None:
@@ -94,4 +95,15 @@ def test_what_the_model_itself_says_has_means_of_its_own() -> None:
     add(found, change(9, chance).model_copy(update={"answer": endless}))
     assert found.summary is not None
     assert (found.summary.kl, found.summary.loss_change) == (None, None)
-    assert found.summary.reasons == {"kl": "endless", "loss_change": "why"}
+    assert found.summary.reasons == {"kl": "endless", **dict.fromkeys(LOSS, "why")}
+
+
+@pytest.mark.parametrize(("prompts", "why"), [(4, "fewer than 5 prompts"), (5, "as much on every")])
+def test_a_missing_interval_has_its_reason(prompts: int, why: str) -> None:
+    found, same = Findings(), change(0, random.Random(2)).model_copy(update={"loss_base": 2.0, "loss_tuned": 1.0})
+    for _ in range(prompts):
+        add(found, same.model_copy(update={"reasons": {}}))
+    assert found.whole.loss == -1.0
+    assert found.whole.loss_interval is None
+    assert found.whole.reasons.keys() == set(LOSS[1:])
+    assert all(why in said for said in found.whole.reasons.values())

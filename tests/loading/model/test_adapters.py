@@ -179,6 +179,10 @@ def test_what_is_off_is_said_with_how_many() -> None:
     assert given(CASES["LoRA, off"]()).warnings == (
         "the adapter 'default' is disabled: these are the numbers of its base",
     )
+    several = CASES["two adapters"]()
+    off(several)
+    said = "the adapters 'b', 'default' are disabled: these are the numbers of their base"
+    assert given(several).warnings == (said,)
     assert given(CASES["LoRA, one layer off"]()).warnings == (
         "the adapter 'default' is merged into the base, but disabled in 1 of 4 layers",
     )

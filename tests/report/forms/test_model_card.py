@@ -95,6 +95,14 @@ def test_its_command_gives_the_report_again(
     assert {k: v for k, v in again.items() if k != "run"} == {k: v for k, v in before.items() if k != "run"}
 
 
+def test_rules_that_did_not_run_are_counted() -> None:
+    report = duat.check(demo_path(), weights_only=True, select=["integrity.dtype"])
+    assert (
+        numbers_of(report.to_model_card())["Policy"]
+        == f"default; {len(report.off)} rules turned off, by it or by --select"
+    )
+
+
 def test_the_command_of_inspect_writes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     words = ["inspect", str(demo_path()), "--prompt", TEXTS[0], "--null", "uniform"]

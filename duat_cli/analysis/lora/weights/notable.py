@@ -21,6 +21,8 @@ _ROLES: dict[Role, str] = {
     "values": "values and outputs (what it carries)",
     "FFN": "FFNs",
 }
+PROMPTED = ("kl", "loss_change", "loss_change_low", "loss_change_high")
+"""Fields of the summary that runs of prompts give."""
 
 
 def summarise(
@@ -38,6 +40,8 @@ def summarise(
     whose = "the first: " if comparison is not None else ""
     return LoraSummary.explained(
         why,
+        dict.fromkeys(PROMPTED, "no prompts were run"),
+        **dict.fromkeys(PROMPTED),
         changed=len(modules),
         frobenius_norm=energy**0.5 if energy is not None and modules else None,
         relative_frobenius=(energy / base_energy) ** 0.5 if energy is not None and base_energy else None,

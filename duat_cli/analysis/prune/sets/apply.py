@@ -30,6 +30,7 @@ from duat_cli.loading.checkpoint.files import plain_mode, read_json
 from duat_cli.loading.checkpoint.preflight import CheckpointFiles
 from duat_cli.loading.checkpoint.stored import STORED, most_stored
 from duat_cli.loading.declared.embedder import modules
+from duat_cli.loading.declared.fields import GENERATION
 from duat_cli.loading.model.load import LoadedModel, load
 from duat_cli.loading.quiet import described, hushed
 from duat_cli.models.arrays import relative_error, tolerance_for
@@ -192,7 +193,8 @@ def _copy_beside(source: Path, part: Path) -> None:
         foreign = not own and (_is_weights(file) or any(_holds_weights(folder) for folder in folders))
         if not file.is_file() or foreign or any(p.startswith(".") for p in name.parts):
             continue
-        if not (part / name).exists():
+        # transformers writes the generation settings of config.json, without those of the checkpoint's own file
+        if name == Path(GENERATION) or not (part / name).exists():
             (part / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file, part / name)
 

@@ -99,6 +99,17 @@ def test_every_change_is_pefts_merge(name: str, tmp_path: Path) -> None:
         torch.testing.assert_close(change, expected[key], rtol=0, atol=1e-6 * size, msg=lambda m, k=key: f"{k}: {m}")
 
 
+def test_trainable_tokens_of_a_tied_table_are_one_change(tmp_path: Path) -> None:
+    base = adapters.base_of("gemma", tmp_path / "base")
+    config = peft.TrainableTokensConfig(token_indices=[1, 5], target_modules=["embed_tokens"])
+    adapter = adapters.make(base, tmp_path / "adapter", config)
+    assert sum("trainable_tokens_delta" in key for key in load_file(adapter / "adapter_model.safetensors")) == 2
+    expected, found = adapters.merged(base, adapter), adapters.ours(base, adapter)
+    assert list(found) == ["model.embed_tokens.weight"]
+    for key in ("model.embed_tokens.weight", "lm_head.weight"):
+        torch.testing.assert_close(found["model.embed_tokens.weight"], expected[key], rtol=0, atol=1e-6)
+
+
 # -- what files look like in practice --------------------------------------------------------------------------
 
 

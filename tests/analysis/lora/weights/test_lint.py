@@ -229,6 +229,8 @@ def test_experts_and_tied_weights(tmp_path: Path) -> None:
     config = peft.LoraConfig(r=2, target_modules=["lm_head", "wte"], fan_in_fan_out=True)
     found = findings(base, adapters.make(base, tmp_path / "b", config))
     assert "two-tied-deltas" in [f.rule for f in found]
+    config = peft.TrainableTokensConfig(token_indices=[1], target_modules=["wte"])  # one change, under both names
+    assert findings(base, adapters.make(base, tmp_path / "d", config)) == []
     config = peft.LoraConfig(r=2, target_modules=["wte"])
     assert "tied-weights" in [f.rule for f in findings(base, adapters.make(base, tmp_path / "c", config))]
 

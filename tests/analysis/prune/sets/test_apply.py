@@ -297,7 +297,10 @@ def test_views_of_one_storage_are_told_apart(tmp_path: Path) -> None:
 def test_tokenizer_files_come_along(tmp_path: Path) -> None:
     case = Case(tmp_path, "llama")
     (case.folder / "source" / "chat_template.jinja").write_text("{{ messages }}")
+    stated = json.dumps({"eos_token_id": [1, 2], "do_sample": True, "temperature": 0.7})
+    (case.folder / "source" / "generation_config.json").write_text(stated)
     case.apply(TermId("head", 0, 0))
+    assert (case.out / "generation_config.json").read_text() == stated  # transformers would write its own
     assert (case.out / "tokenizer.json").read_text() == "{}"
     assert (case.out / "chat_template.jinja").exists()
     (tmp_path / "folder").mkdir()
