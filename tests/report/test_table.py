@@ -13,7 +13,7 @@ import pytest
 import sample_reports as sample
 
 from duat_cli.report.check.table import render_check
-from duat_cli.report.tables import numbers
+from duat_cli.report.tables import nulls, numbers
 from duat_cli.report.tables.attribute.report import render_attribute
 from duat_cli.report.tables.compare import render_compare
 from duat_cli.report.tables.inspect import render_inspect
@@ -97,6 +97,15 @@ def test_no_number_of_a_part_is_broken_between_lines(width: int) -> None:
         assert {numbers.SIGNED(part.part), numbers.SIGNED(part.change), numbers.plain(part.kl)} <= words
     for token in measured.tokens:
         assert {numbers.SIGNED(token.part), numbers.SIGNED(token.cut), numbers.SIGNED(token.replaced)} <= words
+
+
+@pytest.mark.parametrize(("value", "said"), [(1.031, "0"), (1.031 * (1 - 4e-7), "0"), (1.030, "-0.00100")])
+def test_a_difference_from_the_null_within_rounding_is_none(value: float, said: str) -> None:
+    [block, *_] = sample.inspect_report().blocks
+    operator = block.operator.model_copy(update={"effective_heads": value})
+    row = block.model_copy(update={"operator": operator})
+    [difference] = [column for column in nulls.NAMED if column.name == "eff. heads diff."]
+    assert difference.cell(row) == said
 
 
 def test_a_wide_page_has_more_columns() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ _COMPARED = {
     "coupling.off_diagonal_share",
     "coupling.effective_context",
 }
+ROUNDING = 1e-6  # relative; a smaller difference is that of the arithmetic
 _STATISTICS = [column for column in COLUMNS if column.path in _COMPARED]
 
 
@@ -34,7 +36,9 @@ class _Difference(Column):
 
     def value(self, row: Result) -> float | None:
         value, null = value_at(row, self.statistic), value_at(row, self.path)
-        return None if value is None or null is None else value - null
+        if value is None or null is None:
+            return None
+        return 0.0 if math.isclose(value, null, rel_tol=ROUNDING) else value - null
 
     def reason(self, row: Result) -> str | None:
         return reason_at(row, self.path) or reason_at(row, self.statistic)
