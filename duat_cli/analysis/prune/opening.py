@@ -58,9 +58,9 @@ def open_with_calibration(
 def inputs_apart(
     prompts: Sequence[Prompt], holdout: str | None, pruning: PruneOptions | None, calibration: str | None = None
 ) -> tuple[list[Prompt], list[Prompt], list[Prompt]]:
-    """Pictures or sounds to choose sets with, those held out, and an empty list for a repair. Held out is the share of
-    them that `holdout` states, or none. Raises InputError for files, which would hold
-    texts, and where too few are held out."""
+    """Pictures or sounds, or texts with pictures, to choose sets with; those held out; and an empty list for a repair.
+    Held out is the share of them that `holdout` states, or none. Raises InputError for files, which would hold texts,
+    and where too few are held out."""
     from duat_cli.loading.prompts import set_apart, share_of
 
     share = share_of(holdout)

@@ -184,7 +184,7 @@ def test_the_interval_holds_the_exact_length_as_often_as_it_says(model_type: str
     basis = torch.eye(size).reshape(size, *recorded.output.shape) / recorded.output.norm()
 
     class Every(Hidden):
-        def probes(self, reference: Tensor, noise: Any, count: int) -> Tensor:
+        def probes(self, reference: Tensor, given: Any, noise: Any, count: int) -> Tensor:
             return basis
 
     drawn = Responses(structure, sites, Every(structure), ids, recorded, terms, size, 0).alone()
