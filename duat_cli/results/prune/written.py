@@ -50,7 +50,9 @@ class Written(WithReasons):
         "those that chose the set, on which it looks better than it is"
     )
     prompts: int = Field(description="how many prompts these are")
-    tokens: int = Field(description="tokens of these prompts that have a next one")
+    tokens: int = Field(
+        description="tokens of these prompts that have a next one; among pictures, words that are predicted"
+    )
     damage: Annotated[Finite | None, Meaning("the metric's", "measured", formula="protocol.meaning")] = Field(
         description="of the written one, read back, beside the model as it was"
     )

@@ -226,7 +226,10 @@ def test_pictures_and_texts_come_from_the_command_line(tmp_path: Path, capsys: p
     assert "tokens that are no piece of a picture" in report["protocol"]["meaning"]
     (tmp_path / "lines.txt").write_text("a <image>\n")
     for more, said in (
-        (["--holdout", str(tmp_path / "lines.txt")], "a file holds texts; of pictures or sounds give a share"),
+        (
+            ["--holdout", str(tmp_path / "lines.txt"), "--exceed", "0.9", "--confidence", "0.6"],
+            "a file holds texts; of pictures or sounds give a share",
+        ),
         (["--out", str(tmp_path / "out")], "--out and --image contradict each other"),
     ):
         assert run([*words, *more]) == 2
