@@ -58,13 +58,11 @@ def open_with_calibration(
 def inputs_apart(
     prompts: Sequence[Prompt], holdout: str | None, pruning: PruneOptions | None, calibration: str | None = None
 ) -> tuple[list[Prompt], list[Prompt], list[Prompt]]:
-    """Pictures or sounds to choose sets with, those held out, and an empty list for a repair. Held out is the share of
-    them that `holdout` states, or none. Raises InputError for pictures within a text, for files, which would hold
-    texts, and where too few are held out."""
-    from duat_cli.loading.inputs.within import refuse_within
+    """Pictures or sounds, or texts with pictures, to choose sets with; those held out; and an empty list for a repair.
+    Held out is the share of them that `holdout` states, or none. Raises InputError for files, which would hold texts,
+    and where too few are held out."""
     from duat_cli.loading.prompts import set_apart, share_of
 
-    refuse_within("prune-bound", prompts)
     share = share_of(holdout)
     if holdout is not None and share is None:
         raise InputError(f"--holdout {clean(holdout)}: a file holds texts; of pictures or sounds give a share, as 0.5")

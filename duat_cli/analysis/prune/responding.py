@@ -10,7 +10,7 @@ from torch import Tensor
 
 from duat_cli.analysis.prune.terms.ablation import Effect
 from duat_cli.analysis.prune.terms.criteria import Activations
-from duat_cli.analysis.prune.terms.damage import Loss, token_ids, why_no_loss
+from duat_cli.analysis.prune.terms.damage import Loss
 from duat_cli.analysis.prune.terms.ground import Ground
 from duat_cli.analysis.prune.terms.readings import Readings
 from duat_cli.analysis.prune.terms.responses import Responses, TermList, Without
@@ -64,7 +64,7 @@ class Responder:
         self._probes, self._means = probes, means
         model = session.loaded.model
         # the loss of Taylor's criterion; None for a model that predicts no next token
-        self._loss = None if why_no_loss(model, ground.head) else Loss(model)
+        self._loss = None if ground.no_loss else Loss(model)
 
     def of(self, numbers: Sequence[int], recorded: Sequence[Recorded]) -> list[Responded]:
         """Results of the gradients of the prompts with these numbers. recorded: one per number."""
@@ -90,7 +90,7 @@ class Responder:
         )  # fmt: skip
 
     def _scored(self, number: int) -> bool:
-        return self._loss is not None and token_ids(self._given[number]).shape[1] >= 2
+        return self._loss is not None and self._loss.count(self._given[number]) > 0
 
     def _slopes(self, numbers: Sequence[int], recorded: Sequence[Recorded]) -> list[Responses | None]:
         """Responses to the gradient of the loss; None where there is no loss or, with metric nll, where the metric's

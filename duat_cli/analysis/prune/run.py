@@ -28,7 +28,6 @@ from duat_cli.analysis.prune.sets.plan import NONE_UNIFORM, plan_of, short_of_wa
 from duat_cli.analysis.prune.sets.size import set_size
 from duat_cli.analysis.prune.sets.worth import worth
 from duat_cli.analysis.prune.terms.ablation import Ablator
-from duat_cli.analysis.prune.terms.damage import why_no_loss
 from duat_cli.analysis.prune.terms.responses import SEED
 from duat_cli.analysis.prune.wanted import require_set
 from duat_cli.analysis.prune.work import Work
@@ -37,10 +36,10 @@ from duat_cli.compat.libc import give_back_free_memory
 from duat_cli.errors import InputError
 from duat_cli.kinds import names_of
 from duat_cli.loading.checkpoint.stored import most_stored
+from duat_cli.loading.inputs.within import placeholder_of
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.model.processes import Processes
 from duat_cli.loading.prompts import Prompt
-from duat_cli.models.discovery.causality import head_of
 from duat_cli.models.edits.parameters import BlockParameters
 from duat_cli.models.edits.surgery import exchanged
 from duat_cli.models.terms.sites import TermId
@@ -51,6 +50,10 @@ from duat_cli.results.prune.terms import Protocol
 from duat_cli.results.prune.written import Written
 from duat_cli.statistics.binomial import prompts_needed
 
+BESIDE = (
+    "reads a picture beside its text, not within it, which prune-bound does not follow; duat inspect and verify do, "
+    "and --stack vision takes the pictures alone"
+)
 STREAMED = (
     "--repair: the refitted layers of a set stand beside weights that are all in memory, and these are read block by "
     "block; run it where the model fits"
@@ -70,6 +73,8 @@ class PruneOutcome:
     ablator: Ablator
     parameters: Mapping[nn.Module, BlockParameters]
     """Parameters of every block."""
+    no_loss: str | None
+    """Why the prompts have no next-token loss; None where they have one."""
 
     def chosen(self, plan: Plan, which: str | None = None) -> list[TermId]:
         """The set of a plan: 'guaranteed' on held-out prompts, 'largest' in the budget, or the first so many terms.
@@ -123,7 +128,7 @@ class PruneOutcome:
             kind=self.report.plans[0].granularity,
             terms=len(terms),
             repaired=repaired is not None and not repaired.dropped,
-            no_loss=why_no_loss(loaded.model, head_of(loaded.model, self.session.structure.stack, loaded.like)),
+            no_loss=self.no_loss,
         )
         write_card(directory, loaded.files.path, self.report, written)
         return written
@@ -180,6 +185,8 @@ def begin(
 ) -> Begun:
     """Checks and prepares everything before the prompts run. in_parts: as for `Work`."""
     _require_finite(loaded)
+    if "input_ids" in (loaded.like or {}) and placeholder_of(loaded.model.config) is None:
+        raise InputError(f"{type(loaded.model).__name__} {BESIDE}")
     if options.repair and loaded.paged is not None:
         raise InputError(STREAMED)
     options = replace(options, whole=options.whole or loaded.like is not None)  # a picture is cut nowhere
@@ -247,7 +254,9 @@ def conclude(begun: Begun) -> PruneOutcome:
         ],
         run=session.run_facts(work.processes.memory),
     )
-    return PruneOutcome(report, session, nested, prompts, held_out, repairer, work.ablator, work.parameters)
+    return PruneOutcome(
+        report, session, nested, prompts, held_out, repairer, work.ablator, work.parameters, work.no_loss
+    )
 
 
 def stored_dtype(loaded: LoadedModel) -> torch.dtype:
@@ -257,7 +266,9 @@ def stored_dtype(loaded: LoadedModel) -> torch.dtype:
 
 def _protocol(work: Work) -> Protocol:
     options, losses = work.options, work.losses
-    why = "the metric looks at no logits" if work.metric.name == "hidden" else "no prompt has a next token to predict"
+    why = work.no_loss or "no prompt has a next token to predict"
+    if work.metric.name == "hidden":
+        why = "the metric looks at no logits"
     if work.classes is not None:
         why = "the model predicts classes, and the true ones are not known"
     return Protocol.explained(

@@ -86,7 +86,7 @@ class Work:
         self._ground = ground_of(session, options.metric, beside, means=means)
         self.structure, self.sites, self.branches = session.structure, self._ground.sites, self._ground.branches
         self.metric: Metric = self._ground.metric
-        self.classes = self._ground.head.classes
+        self.classes, self.no_loss = self._ground.head.classes, self._ground.no_loss
         self.embeds = self.metric.name == "hidden" and not self._ground.head.predicts and session.loaded.like is None
         self.skipped: list[Skipped] = []
         self.kinds = kinds_of(self.structure, self.sites, options, self.skipped)

@@ -215,8 +215,9 @@ def _outcome(begun: Begun, known: SetsRecord) -> PruneOutcome:
     report = known.report.model_copy(update={"run": begun.session.run_facts()})
     repairer = begun.repairer()
     return PruneOutcome(
-        report, begun.session, nested, work.prompts, begun.held_out, repairer, work.ablator, work.parameters
-    )
+        report, begun.session, nested, work.prompts, begun.held_out, repairer, work.ablator, work.parameters,
+        work.no_loss,
+    )  # fmt: skip
 
 
 def _choice(begun: Begun) -> dict[str, JsonValue]:

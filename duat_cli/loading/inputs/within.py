@@ -13,7 +13,6 @@ from duat_cli.errors import InputError
 from duat_cli.loading.chat import written
 from duat_cli.loading.inputs.files import Home, load_processor, open_picture
 from duat_cli.loading.inputs.request import label
-from duat_cli.loading.prompts import Prompt
 from duat_cli.loading.quiet import foreign_errors, hushed
 from duat_cli.loading.texts import PromptText, asked
 from duat_cli.text import clean, plural
@@ -35,6 +34,12 @@ def placeholder_of(config: Any) -> int | None:
     """The token id that a config reserves for a piece of a picture in the text; None where it has none."""
     found = (getattr(config, name, None) for name in ("image_token_id", "image_token_index"))
     return next((token for token in found if isinstance(token, int)), None)
+
+
+def pieces_of(config: Any) -> list[int]:
+    """The token ids that a config reserves for pieces of pictures, videos and sounds in the text."""
+    names = (f"{kind}_token_{end}" for kind in ("image", "video", "audio") for end in ("id", "index"))
+    return [token for name in names if isinstance(token := getattr(config, name, None), int)]
 
 
 def with_pictures(
@@ -87,12 +92,3 @@ def _mark(processor: Any) -> str:
     names = ("boi_token", "image_token", "fake_image_token")
     found = (getattr(processor, name, None) for name in names)
     return next((str(mark) for mark in found if mark), "<image>")
-
-
-def refuse_within(command: str, prompts: Sequence[Prompt]) -> None:
-    """InputError from a command that reads no pictures within a text."""
-    if any("input_ids" in (prompt.prepared or {}) for prompt in prompts):
-        raise InputError(
-            f"{command} reads a text alone, or with --stack vision pictures alone, and no pictures within a text; "
-            "duat inspect, attribute and lora-diff read them"
-        )

@@ -139,10 +139,11 @@ def probe_inputs(
     return placed(made, stack.device if device is None else device, stack.dtype)
 
 
-def probe_trace(stack: Any, given: Given | None = None) -> Trace:
-    """The trace of one short pass. given: its input; None: the tokens that discovery reads."""
+def probe_trace(stack: Any, given: Given | None = None, part: Any = None) -> Trace:
+    """The trace of one short pass. given: its input; None: the tokens that discovery reads. part: the part of the stack
+    that is traced; None: all of it."""
     read = probe_ids(stack, DISCOVERY_TOKENS) if given is None else given
-    return trace(stack, lambda: run_stack(stack, read))
+    return trace(stack, lambda: run_stack(stack, read), part, block=part)
 
 
 def discover(

@@ -101,12 +101,14 @@ class Trace:
         return {event.module for event in self.events}
 
 
-def trace(model: Any, forward: Callable[[], Any], part: Any = None) -> Trace:
-    """The trace of `forward`, which is run and calls `model` once. part: as in `Tracer`."""
+def trace(model: Any, forward: Callable[[], Any], part: Any = None, *, block: Any = None) -> Trace:
+    """The trace of `forward`, which is run and calls `model` once. part: as in `Tracer`. block: the module of the model
+    whose one call is traced; None: the model."""
     written: list[Trace] = []
 
     def run(*, interface: bool) -> Trace:
-        tracer = Tracer(model, [model], lambda _event, found: written.append(found), interface=interface, part=part)
+        blocks = [model if block is None else block]
+        tracer = Tracer(model, blocks, lambda _event, found: written.append(found), interface=interface, part=part)
         with tracer.attached(), tracer.active():
             forward()
         return written[-1]

@@ -147,7 +147,7 @@ G = TypeVar("G", bound=Guest)
 def shown(guest: G, structure: ModelStructure, like: Mapping[str, Tensor] | None) -> G:
     """The guest, after its work on a finished discovery with all weights in memory. like: as in `discover`."""
     given = probe_inputs(structure.stack, like, DISCOVERY_TOKENS)
-    written = probe_trace(structure.stack, given)
+    written = probe_trace(structure.stack, given, structure.part)
     for block in structure.blocks:
         guest.proved(block.parts, written)
     del written  # it holds the outputs of all modules

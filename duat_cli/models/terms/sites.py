@@ -150,7 +150,7 @@ def _at_input(site: Site, edit: Edit) -> contextlib.AbstractContextManager[None]
 
 def find_sites(structure: ModelStructure, like: Mapping[str, Tensor] | None = None) -> dict[nn.Module, BlockSites]:
     """The sites of every distinct block module, found on one short run. like: as in `probe_inputs`."""
-    written = probe_trace(structure.stack, probe_inputs(structure.stack, like, DISCOVERY_TOKENS))
+    written = probe_trace(structure.stack, probe_inputs(structure.stack, like, DISCOVERY_TOKENS), structure.part)
     return {block.parts.module: block_sites(block.parts, written) for block in structure.blocks}
 
 

@@ -55,7 +55,8 @@ class Protocol(WithReasons):
     tokens: int = Field(description="number of tokens of all prompts together")
     seed: int = Field(description="seed of the random directions")
     loss: Annotated[Finite | None, Meaning("nats a token", "measured")] = Field(
-        description="next-token loss of the model as it is, mean over the prompts"
+        description="next-token loss of the model as it is, mean over the prompts; of pictures within a text, over its "
+        "words"
     )
     uniform_loss: Annotated[Finite | None, Meaning("nats a token", "exact", formula="log of the vocabulary's size")] = (
         Field(description="loss of a model that finds every token equally likely")

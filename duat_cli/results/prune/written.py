@@ -63,7 +63,8 @@ class Written(WithReasons):
     )
     prompts: int = Field(description="number of prompts that the written checkpoint was measured on")
     tokens: int = Field(
-        description="number of tokens that have a next one, in the prompts that the written checkpoint was measured on"
+        description="number of tokens that have a next one, in the prompts that the written checkpoint was measured "
+        "on; among pictures, of the words that are predicted"
     )
     damage: Annotated[Finite | None, Meaning("the metric's", "measured", formula="protocol.meaning")] = Field(
         description="damage of the written checkpoint, read back, beside the model before the removal, mean over the "

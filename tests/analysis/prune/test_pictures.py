@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import picture_texts
 import pytest
 import torch
 import transformers as t
@@ -154,9 +153,3 @@ def test_a_part_of_a_model_of_several_is_pruned_as_that_part_alone() -> None:
     alone = prune_bound(model.vision_model, inputs=read, measure=4, probes=8)
     assert any(note.startswith("--stack vision: the CLIPVision") for note in part.warnings)
     assert [one.model_dump() for one in part.terms] == [one.model_dump() for one in alone.terms]
-
-
-def test_pictures_within_a_text_are_refused() -> None:
-    model = picture_texts.build("llava")
-    with pytest.raises(InputError, match="prune-bound reads a text alone, or with --stack vision pictures alone"):
-        prune_bound(model, inputs=picture_texts.inputs("llava", model))

@@ -9,13 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import helpers
+import picture_texts
 import pytest
 import torch
 
 from duat_cli.loading.checkpoint.preflight import inspect_folder
 from duat_cli.loading.checkpoint.source import Source
 from duat_cli.loading.model.load import load_files
-from duat_cli.models.sweep.lockstep import forwards, in_step, one_by_one, side_by_side
+from duat_cli.models.block.parts import BlockParts
+from duat_cli.models.discovery.structure import discover
+from duat_cli.models.instrument.tracing import Trace
+from duat_cli.models.sweep.lockstep import Guest, forwards, in_step, one_by_one, shown, side_by_side
 from duat_cli.zoo import tiny
 
 
@@ -191,3 +195,20 @@ def test_a_fault_of_one_ends_the_other(failing: str) -> None:
         in_step(a, runs[0], b, runs[1])
     assert {"a ends", "b ends"} <= set(seen)
     assert (a.turning, b.turning) == before
+
+
+def test_of_a_text_with_pictures_a_guest_sees_its_blocks_alone() -> None:
+    """What the vision part gives is not kept: of a picture in many patches it is several times what the text takes."""
+    model = picture_texts.build("qwen3_vl")
+    given = picture_texts.inputs("qwen3_vl", model)
+    structure, traced = discover(model, given), list[Trace]()
+
+    class Kept(Guest):
+        def proved(self, parts: BlockParts, written: Trace) -> None:
+            traced.append(written)
+
+    shown(Kept(), structure, given)
+    text = set(structure.part.modules())
+    assert len(traced) == 3
+    assert set(structure.calls) <= traced[0].called() <= text < set(structure.stack.modules())
+    assert {call.module for call in traced[0].attention} == {block.self_attn for block in structure.calls}

@@ -21,6 +21,7 @@ layer of MiniLM) alone would be fitted, at the cost of all others.
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -54,15 +55,22 @@ class Calls:
     """Hidden states behind every block of the dense model; empty: not kept, so it runs again for every set."""
     own: Own = field(default_factory=dict)
     """Outputs of the layers of `outputs`, where `after` is kept."""
+    added: Mapping[int, Tensor] = field(default_factory=dict)
+    """Features of a picture that the model adds to the stream in front of a block, by its number."""
 
     @classmethod
     def of(cls, structure: ModelStructure, calls: Sequence[BlockCall], own: Own | None = None) -> Calls:
         """The calls of a recorded pass. own: outputs of the layers of `outputs`; None: `after` is not kept."""
         empty = torch.empty(0)
         kept = [structure.block(k).parts.hidden.put(c.args, c.kwargs, empty) for k, c in enumerate(calls)]
+        added = {
+            number: call.before - front.after
+            for number, (front, call) in enumerate(itertools.pairwise(calls), 1)
+            if call.before is not front.after
+        }
         if own is None:
-            return cls(calls[0].before, kept)
-        return cls(calls[0].before, kept, [call.after for call in calls], own)
+            return cls(calls[0].before, kept, added=added)
+        return cls(calls[0].before, kept, [call.after for call in calls], own, added)
 
 
 def outputs(consumers: Mapping[int, Sequence[Consumer]]) -> list[Site]:
@@ -143,6 +151,8 @@ class Refitting:
             if site == until:
                 raise _SeenError
 
+        if (added := self._prompts[place].added.get(number)) is not None:
+            hidden = hidden + added
         if removal is not None and removal.whole:
             return removal.bridge(hidden)
         parts, before = self._structure.block(number).parts, hidden.clone()  # blocks may write to it

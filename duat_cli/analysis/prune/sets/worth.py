@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from duat_cli.analysis.prune.sets.apply import Applied
-from duat_cli.analysis.prune.terms.damage import Loss, Metric, last_states, token_ids
+from duat_cli.analysis.prune.terms.damage import Loss, Metric, last_states
 from duat_cli.loading.model.load import LoadedModel, load
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.discovery.causality import by_row
@@ -52,7 +52,10 @@ def worth(
     on: Literal["held out", "chose the set"] = "held out" if held_out else "chose the set"
     run = held_out or prompts
     given = [placed(prompt.given, loaded.model.device, loaded.model.dtype) for prompt in run]
-    scored = sum(prompt.input_ids.shape[1] - 1 for prompt in run)
+    if no_loss:
+        scored = sum(prompt.input_ids.shape[1] - 1 for prompt in run)
+    else:
+        scored = sum(map(Loss(loaded.model).count, given))
     why = no_loss or (None if scored else NO_TOKENS)
     losses = [None if why else _loss(model, given) for model in (loaded.model, again.model)]
     reasons = {name: why or _large(loss) for name, loss in zip(_PERPLEXITIES, losses, strict=True)}
@@ -95,9 +98,9 @@ def _loss(model: Any, given: Sequence[Given]) -> float:
     """Mean loss in nats per token, over all tokens that have a next one."""
     loss, total, count = Loss(model), 0.0, 0
     for one in given:
-        if (tokens := token_ids(one).shape[1]) > 1:
-            total += loss.loss(run_stack(model, one).logits, one) * (tokens - 1)
-            count += tokens - 1
+        if tokens := loss.count(one):
+            total += loss.loss(run_stack(model, one).logits, one) * tokens
+            count += tokens
     return total / count
 
 

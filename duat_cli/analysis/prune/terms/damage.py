@@ -10,6 +10,9 @@ gradients give the responses of every term at once. `predicted` turns the square
   (Drawing tokens from p gives the same F with heavier tails; Gaussian responses have exact intervals.) For a classifier
   p is the distribution over its classes, for each text or for each token.
 - nll: change of the mean loss, nats per token: ⟨∂loss, δ⟩ + ½ δᵀFδ, because F is the loss's Hessian in the logits.
+
+Where pictures stand within a text, kl and nll are of its words: the output at a piece of a picture predicts no word,
+and no piece is predicted.
 """
 
 from __future__ import annotations
@@ -25,15 +28,18 @@ from torch.nn import functional
 
 from duat_cli.errors import InputError, UnsupportedModelError
 from duat_cli.kinds import MetricName
+from duat_cli.loading.inputs.within import pieces_of
 from duat_cli.models.arrays import rounding_for, wide
 from duat_cli.models.discovery.causality import Classes, HeadTest, by_row, head_of
 from duat_cli.models.discovery.modality import Given
 from duat_cli.models.discovery.structure import ModelStructure, run_stack
 from duat_cli.models.sweep.passes import Forward
 from duat_cli.statistics.chi_square import mean_length, mean_square
-from duat_cli.statistics.divergence import by_tokens, kl, kl_each
+from duat_cli.statistics.divergence import by_tokens, kl_each
 
 Interval = tuple[Tensor, Tensor, Tensor]  # estimate, low, high
+Noise = Callable[[tuple[int, ...]], Tensor]  # draws a tensor of a shape, which may be overwritten
+NO_WORD = -100  # in place of a token that is not predicted; torch's cross entropy leaves it out
 
 
 class Metric(Protocol):
@@ -58,8 +64,8 @@ class Metric(Protocol):
         """The damage of each of several outputs, (B, N, ...), against one reference, (1, N, ...)."""
         return [self.measured(reference, output[None], given) for output in outputs]
 
-    def probes(self, reference: Tensor, noise: Callable[[tuple[int, ...]], Tensor], count: int) -> Tensor:
-        """Random directions, (count, *reference.shape). noise: draws a tensor of a shape, which may be overwritten."""
+    def probes(self, reference: Tensor, given: Given, noise: Noise, count: int) -> Tensor:
+        """Random directions, (count, *reference.shape)."""
 
     def first_order(self, reference: Tensor, given: Given) -> Tensor | None:
         """Gradient of the damage at the reference, (*reference.shape); None where it is zero, as the damage is then of
@@ -106,7 +112,7 @@ class Hidden(Metric):
         size = torch.linalg.vector_norm(reference.double())
         return float(torch.linalg.vector_norm(output.double() - reference.double()) / size)
 
-    def probes(self, reference: Tensor, noise: Callable[[tuple[int, ...]], Tensor], count: int) -> Tensor:
+    def probes(self, reference: Tensor, given: Given, noise: Noise, count: int) -> Tensor:
         drawn = noise((count, *reference.shape)).to(reference)
         return drawn / torch.linalg.vector_norm(reference.double()).to(reference)
 
@@ -147,26 +153,42 @@ class Divergence(Metric):
         what = "next-token distribution" if self.causal else "token distribution (a masked LM's, nothing masked)"
         if self.classes is not None:
             what = "distribution over its classes"
-        over = "" if self.classes == "text" else "the mean over tokens of "
+        of = "tokens that are no piece of a picture" if pieces_of(self.model.config) else "tokens"
+        over = "" if self.classes == "text" else f"the mean over {of} of "
         return f"mean over prompts of {over}KL(model's {what} || the ablated one), nats"
 
     def forward(self, given: Given) -> Forward:
         return lambda: by_row(_logits(self.model, given))
 
     def measured(self, reference: Tensor, output: Tensor, given: Given) -> float:
-        return float(kl(reference[0], output[0]).mean())
+        return self.measured_each(reference, output, given)[0]
 
     def measured_each(self, reference: Tensor, outputs: Tensor, given: Given) -> list[float]:
-        found: list[float] = kl_each(reference[0], outputs).mean(dim=1).tolist()
+        each = kl_each(reference[0], outputs)
+        found: list[float] = each[:, self._words(reference, given)].mean(dim=1).tolist()
         return found
 
-    def probes(self, reference: Tensor, noise: Callable[[tuple[int, ...]], Tensor], count: int) -> Tensor:
-        tokens = reference.shape[1]
-        return _fisher_noise(reference, noise, count).div_(math.sqrt(2 * tokens))
+    def probes(self, reference: Tensor, given: Given, noise: Noise, count: int) -> Tensor:
+        words = self._words(reference, given)
+        fisher = _fisher_noise(reference, noise, count).div_(math.sqrt(2 * int(words.sum())))
+        fisher[:, :, ~words] = 0
+        return fisher
 
     def slope(self, reference: Tensor, output: Tensor, given: Given) -> Tensor:
+        words = self._words(reference, given)
         found = wide(output).softmax(dim=-1) - wide(reference).softmax(dim=-1)
-        return (found / output.shape[1]).to(output)
+        found[:, ~words] = 0
+        return (found / int(words.sum())).to(output)
+
+    def _words(self, reference: Tensor, given: Given) -> Tensor:
+        """Which rows of the output count, (N,); of classes of a whole input its only one."""
+        rows = reference.shape[1]
+        if isinstance(given, Tensor) or "input_ids" not in given or given["input_ids"].shape[1] != rows:
+            return torch.ones(rows, dtype=torch.bool)
+        words = words_of(self.model, given)
+        if not bool(words.any()):
+            raise InputError("--metric kl: a prompt of pictures alone has no words; use --metric hidden")
+        return words
 
 
 @dataclass(frozen=True)
@@ -181,8 +203,9 @@ class Loss(Metric):
     )
 
     def forward(self, given: Given) -> Forward:
-        if token_ids(given).shape[1] < 2:
-            raise InputError("--metric nll: a prompt of one token has no next token; use longer prompts")
+        if not self.count(given):
+            apart = "" if isinstance(given, Tensor) else ", pictures apart,"
+            raise InputError(f"--metric nll: a prompt of one token{apart} has no next token; use longer prompts")
         return lambda: _logits(self.model, given)
 
     def measured(self, reference: Tensor, output: Tensor, given: Given) -> float:
@@ -194,18 +217,30 @@ class Loss(Metric):
 
     def loss(self, logits: Tensor, given: Given) -> float:
         """Mean next-token loss of one prompt, nats a token. logits: (1, N, vocabulary)."""
-        pieces, ids = by_tokens(logits[0, :-1]), token_ids(given)
-        targets = ids[0, 1:].split(len(pieces[0]))
+        pieces = by_tokens(logits[0, :-1])
+        targets = self._targets(given).split(len(pieces[0]))
         total = 0.0
         for piece, target in zip(pieces, targets, strict=True):
-            total += float(functional.cross_entropy(piece.double(), target, reduction="sum"))
-        return total / (ids.shape[1] - 1)
+            total += float(functional.cross_entropy(piece.double(), target, ignore_index=NO_WORD, reduction="sum"))
+        return total / self.count(given)
 
-    def probes(self, reference: Tensor, noise: Callable[[tuple[int, ...]], Tensor], count: int) -> Tensor:
-        scored = reference.shape[1] - 1
-        fisher = _fisher_noise(reference, noise, count).div_(math.sqrt(2 * scored))
-        fisher[:, :, -1] = 0  # the last token has no next one
-        return fisher
+    def count(self, given: Given) -> int:
+        """How many tokens of a prompt are predicted."""
+        return int((self._targets(given) != NO_WORD).sum())
+
+    def _targets(self, given: Given) -> Tensor:
+        """The token behind each but the last, (N - 1,); `NO_WORD` for a piece of a picture."""
+        return token_ids(given)[0].masked_fill(~words_of(self.model, given), NO_WORD)[1:]
+
+    def probes(self, reference: Tensor, given: Given, noise: Noise, count: int) -> Tensor:
+        fisher = _fisher_noise(reference, noise, count).div_(math.sqrt(2 * self.count(given)))
+        return self._scored(fisher, given)
+
+    def _scored(self, found: Tensor, given: Given) -> Tensor:
+        """A tensor of the output's shape, (..., N, vocabulary), set to zero where no token is predicted."""
+        found[..., :-1, :][..., self._targets(given) == NO_WORD, :] = 0
+        found[..., -1, :] = 0  # the last token has no next one
+        return found
 
     def first_order(self, reference: Tensor, given: Given) -> Tensor:
         return self.slope(reference, reference, given)
@@ -219,10 +254,9 @@ class Loss(Metric):
         return -responses[:, 0].double() + responses[:, 1:].double().square().mean(dim=1)
 
     def slope(self, reference: Tensor, output: Tensor, given: Given) -> Tensor:
-        found, ids = wide(output).softmax(dim=-1), token_ids(given)
-        found[0, :-1].scatter_add_(1, ids[0, 1:, None], -torch.ones_like(ids[0, 1:, None], dtype=found.dtype))
-        found[:, -1] = 0
-        return (found / (output.shape[1] - 1)).to(output)
+        found, next_ids = wide(output).softmax(dim=-1), token_ids(given)[0, 1:, None]
+        found[0, :-1].scatter_add_(1, next_ids, -torch.ones_like(next_ids, dtype=found.dtype))
+        return (self._scored(found, given) / self.count(given)).to(output)
 
 
 def metric_for(name: MetricName | None, model: Any, structure: ModelStructure, head: HeadTest | None = None) -> Metric:
@@ -243,6 +277,13 @@ def metric_for(name: MetricName | None, model: Any, structure: ModelStructure, h
 def token_ids(given: Given) -> Tensor:
     """Token ids, (1, N); models with a loss read text."""
     return given if isinstance(given, Tensor) else given["input_ids"]
+
+
+def words_of(model: Any, given: Given) -> Tensor:
+    """Which tokens of a prompt are words, (N,): all but the pieces of its pictures."""
+    ids = token_ids(given)[0]
+    pieces = [] if isinstance(given, Tensor) else pieces_of(model.config)
+    return ~torch.isin(ids, ids.new_tensor(pieces))
 
 
 def rounding_of(name: MetricName, dtype: torch.dtype) -> float:

@@ -9,10 +9,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from duat_cli.analysis.prune.terms.ablation import MeanSums
+from duat_cli.analysis.prune.terms.ahead import Ahead
 from duat_cli.analysis.prune.terms.criteria import Activations
-from duat_cli.analysis.prune.terms.damage import Metric, last_states, metric_for
+from duat_cli.analysis.prune.terms.damage import Metric, last_states, metric_for, why_no_loss
 from duat_cli.analysis.session import Session
-from duat_cli.errors import NoSignalError, UnsupportedModelError
+from duat_cli.errors import InputError, NoSignalError, UnsupportedModelError
 from duat_cli.kinds import MetricName
 from duat_cli.models.block.parts import BlockParts
 from duat_cli.models.discovery.causality import HeadTest, LogitsPass, by_row
@@ -36,6 +37,7 @@ class Ground:
     branches: Branches
     parameters: Mapping[nn.Module, BlockParameters]
     head: HeadTest
+    no_loss: str | None  # why the prompts have no next-token loss; None where they have one
     metric: Metric
     recorded: list[Recorded]  # the prompts' own passes
     # logits of the prompts, by number, where the metric looks at other outputs; whoever needs them pops them
@@ -53,7 +55,11 @@ def ground_of(session: Session, name: MetricName | None, prompts: Sequence[Given
     guest = session.discover_beside(lambda found: _Guest(session, found, prompts, hidden=name == "hidden", means=means))
     structure = session.structure
     guest.chain.require()
-    metric = metric_for(name, session.loaded.model, structure, guest.head)
+    model = session.loaded.model
+    metric, ahead = metric_for(name, model, structure, guest.head), guest.ahead.why_no_loss
+    if name == "nll" and ahead is not None:
+        raise InputError(f"--metric nll: {ahead}; use --metric kl")
+    no_loss = why_no_loss(model, guest.head) or ahead
     records = guest.records
     if guest.logits != (metric.name != "hidden"):
         records = [RecordingPass(structure, metric.forward(one)) for one in prompts]
@@ -63,7 +69,9 @@ def ground_of(session: Session, name: MetricName | None, prompts: Sequence[Given
         guest.sums.add(one.calls)
     sums = guest.sums if means else None
     logits = {number: head.found for number, head in enumerate(guest.heads) if head.found is not None}
-    return Ground(guest.sites, guest.branches, guest.parameters, guest.head, metric, recorded, logits, guest.seen, sums)
+    return Ground(
+        guest.sites, guest.branches, guest.parameters, guest.head, no_loss, metric, recorded, logits, guest.seen, sums
+    )
 
 
 class _Guest(Placing):
@@ -79,6 +87,7 @@ class _Guest(Placing):
         self.head = HeadTest(model, found.stack, device, like)
         self.logits = bool(self.head.passes) and not hidden
         probe = probe_inputs(found.stack, like, DISCOVERY_TOKENS, device)
+        self.ahead = Ahead(model, probe)
         self.chain = Chain(found, lambda: run_stack(found.stack, probe)[0])
         self.seen, self.sums, self._means = Activations(), MeanSums(), means
         self.records = [
@@ -87,7 +96,7 @@ class _Guest(Placing):
         ]
         besides = prompts if self.head.passes and not self.logits else ()
         self.heads = [LogitsPass(model, one) for one in besides]  # the loss needs logits whatever the metric
-        self.passes = [*self.chain.passes, *self.head.passes, *self.records, *self.heads]
+        self.passes = [*self.chain.passes, *self.head.passes, *self.ahead.passes, *self.records, *self.heads]
 
     def proved(self, parts: BlockParts, written: Trace) -> None:
         if parts.hidden.flat:

@@ -95,6 +95,9 @@ class PrintedReader(Generic[Of]):
 
     def __call__(self, run: BlockRun) -> None:
         block = FrozenBlock(run, self._sites[run.parts.module])
+        if self._output is not None and bool((added := run.input - self._output).any()):
+            for one in self._sets.values():  # features of a picture, which the model adds between two blocks
+                one.held = None if one.held is None else one.held + added
         self._carry(block)
         alone: dict[TermId, Tensor] = {}
         for one in self._sets.values():

@@ -129,7 +129,7 @@ class Responses:
         if first is not None:
             yield first[None]
         for size in _sizes(count, probes_at_once(self._output.numel())):
-            yield self._metric.probes(self._output, self._noise, size)
+            yield self._metric.probes(self._output, self._given, self._noise, size)
 
     def _first_order(self) -> Tensor | None:
         if self._without is None:

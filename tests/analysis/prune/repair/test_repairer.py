@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import picture_texts
 import pytest
 import torch
 
@@ -12,7 +13,7 @@ from duat_cli.analysis.prune.repair import repairer as module
 from duat_cli.analysis.prune.repair.refit import Refit, Refitting
 from duat_cli.analysis.prune.repair.repairer import Repairer
 from duat_cli.analysis.prune.terms.ablation import Ablator
-from duat_cli.analysis.prune.terms.damage import metric_for
+from duat_cli.analysis.prune.terms.damage import Hidden, metric_for
 from duat_cli.loading.model.load import LoadedModel, load
 from duat_cli.loading.model.tokenizer import load_tokenizer
 from duat_cli.loading.prompts import Prompt, default_prompts, encode, holdout_prompts, limits
@@ -157,3 +158,17 @@ def test_a_layer_that_does_not_run_once_for_every_token_is_named(loaded: LoadedM
     tool = repairer(loaded, ablator)
     [one] = tool.skipped([Refit(irregular={2}), Refit()])
     assert one.what == "a layer of block 2"
+
+
+def test_features_of_a_picture_added_between_blocks_are_in_what_layers_read() -> None:
+    """Qwen3-VL adds some behind its first block. Without a neuron that does nothing the model is the dense one, and no
+    layer has anything to make good."""
+    model = picture_texts.build("qwen3_vl").double()
+    picture_texts.blocks_of(model)[0].mlp.down_proj.weight[:, 3] = 0
+    given = [picture_texts.doubled(picture_texts.inputs("qwen3_vl", model, seed)) for seed in range(4)]
+    structure = discover(model, given[0])
+    ablator = Ablator(structure, find_sites(structure, given[0]), Hidden(structure))
+    prompts = [Prompt("", str(k), one["input_ids"], k, prepared=one) for k, one in enumerate(given)]
+    found = Repairer(model, ablator, prompts, prompts, torch.float64, quiet).repaired([TermId("neuron", 0, 3)])
+    for parameter, value in found.refit.values.items():
+        assert torch.allclose(value, parameter, rtol=1e-6, atol=1e-9)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -94,7 +95,7 @@ def test_damage_is_the_same_in_pieces_of_some_tokens(at_once: int, monkeypatch: 
 
 def test_probes_of_hidden_have_unit_covariance() -> None:
     out = logits(2, 4)
-    probes = Hidden(None).probes(out, noise_of(), 40_000)  # type: ignore[arg-type]
+    probes = Hidden(None).probes(out, ids(2), noise_of(), 40_000)  # type: ignore[arg-type]
     assert torch.allclose(covariance(probes) * float(out.norm()) ** 2, torch.eye(8, dtype=torch.float64), atol=0.05)
 
 
@@ -102,7 +103,7 @@ def test_probes_of_hidden_have_unit_covariance() -> None:
 def test_fisher_probes_have_the_fisher_matrix_as_covariance(metric: Any) -> None:
     """½ F / tokens: a change of the logits δ then has E⟨v, δ⟩² = ½ δᵀFδ / tokens."""
     out = logits()
-    probes = metric.probes(out, noise_of(), 60_000)
+    probes = metric.probes(out, ids(), noise_of(), 60_000)
     scored = 3
     if metric.name == "nll":
         probes, scored = probes[1:], 2
@@ -117,9 +118,42 @@ def test_fisher_probes_have_the_fisher_matrix_as_covariance(metric: Any) -> None
 def test_fisher_probes_of_a_large_vocabulary_in_bfloat16() -> None:
     """A bfloat16 softmax over many tokens misses 1 by a percent; probes sum to zero for every token even so."""
     out = logits(2, 30_000).bfloat16()
-    probes = Divergence(None).probes(out, noise_of(), 4).float()
+    probes = Divergence(None).probes(out, ids(2), noise_of(), 4).float()
     assert float((probes.sum(-1).abs() / probes.abs().sum(-1)).max()) < 5e-3
     assert probes.dtype == torch.float32
+
+
+@pytest.mark.parametrize("metric", [Divergence, Loss])
+def test_pieces_of_pictures_are_no_words(metric: Any) -> None:
+    """Neither what the model gives there, nor that they are what comes next."""
+    model = SimpleNamespace(config=SimpleNamespace(image_token_id=5, video_token_id=6, audio_token_index=None))
+    of, out, other = metric(model), logits(6, seed=3), logits(6, seed=4)
+    given = {"input_ids": torch.tensor([[1, 5, 5, 2, 6, 3]]), "pixel_values": torch.ones(1)}
+    log_p, log_q = (one[0].double().log_softmax(-1) for one in (out, other))
+    if metric is Divergence:
+        rows, scored = [0, 3, 5], 3
+        want = float((log_p.exp() * (log_p - log_q)).sum(-1)[rows].mean())
+    else:
+        rows, scored = [2, 4], 2  # in front of 2 and of 3
+        want = float((log_p - log_q)[rows, [2, 3]].mean())
+    assert of.measured(out, other, given) == pytest.approx(want)
+    assert of.measured_each(out, other, given) == pytest.approx([want])
+    others = [row for row in range(6) if row not in rows]
+    for found in (of.probes(out, given, noise_of(), 4), of.slope(out, other, given)[None]):
+        assert not found[:, 0, others].any()
+        assert found[:, 0, rows].any(dim=-1).all()
+    # with all else left out, what a pass over the words alone would have
+    alone = of.probes(out, given, noise_of(), 60_000)[:, :, rows]
+    assert torch.allclose(covariance(alone), fisher(out[:, rows]) / (2 * scored), atol=3e-3)
+
+
+def test_a_prompt_without_words_is_refused() -> None:
+    model: Any = SimpleNamespace(config=SimpleNamespace(image_token_id=5))
+    pictures = {"input_ids": torch.tensor([[5, 5]])}
+    with pytest.raises(InputError, match="a prompt of pictures alone has no words; use --metric hidden"):
+        Divergence(model).measured(logits(2), logits(2), pictures)
+    with pytest.raises(InputError, match="a prompt of one token, pictures apart, has no next token"):
+        Loss(model).forward({"input_ids": torch.tensor([[1, 5, 5]])})
 
 
 @pytest.mark.parametrize("name", ["kl", "nll"])
@@ -131,7 +165,7 @@ def test_the_second_order_is_the_measured_damage_of_a_small_change(name: str) ->
     measured = metric.measured(out.double(), out.double() + delta, tokens)
     # r = -⟨v, δ⟩: the response is the term's, and the output changes by minus the term
     first = metric.first_order(out, tokens)
-    probes = metric.probes(out, noise_of(), 50_000)
+    probes = metric.probes(out, tokens, noise_of(), 50_000)
     probes = probes if first is None else torch.cat([first[None], probes])
     responses = -(probes.double().flatten(1) @ delta_all)[None, :, None]
     estimate, low, high = (float(x) for x in metric.predicted(responses, 0.999))

@@ -83,7 +83,7 @@ def test_responses_are_exact_jacobian_products(model_type: str) -> None:
     recorded = record(structure, metric.forward(ids))
     terms, found = hidden(model_type)
     generator = torch.Generator().manual_seed(SEED)
-    probes = metric.probes(recorded.output, lambda shape: noise(shape, generator), PROBES)
+    probes = metric.probes(recorded.output, ids, lambda shape: noise(shape, generator), PROBES)
     checked = 0
     for term in some_terms(terms):
         got = found[:, terms.ids.index(term)].double()
@@ -155,7 +155,7 @@ def bias_response(
     bias: Tensor,
 ) -> Tensor:  # fmt: skip
     generator = torch.Generator().manual_seed(SEED)
-    probes = metric.probes(recorded.output, lambda shape: noise(shape, generator), PROBES)
+    probes = metric.probes(recorded.output, ids, lambda shape: noise(shape, generator), PROBES)
     walk = gradients.Backward(structure, sites, metric.forward(ids), recorded, lambda: probes.split(2))
     one_by_one([walk])
     for number in reversed(range(len(recorded.calls))):
@@ -184,7 +184,7 @@ def test_the_interval_holds_the_exact_length_as_often_as_it_says(model_type: str
     basis = torch.eye(size).reshape(size, *recorded.output.shape) / recorded.output.norm()
 
     class Every(Hidden):
-        def probes(self, reference: Tensor, noise: Any, count: int) -> Tensor:
+        def probes(self, reference: Tensor, given: Any, noise: Any, count: int) -> Tensor:
             return basis
 
     drawn = Responses(structure, sites, Every(structure), ids, recorded, terms, size, 0).alone()
@@ -250,7 +250,7 @@ def test_with_means_the_deviation_is_what_counts() -> None:
         return output
 
     generator = torch.Generator().manual_seed(SEED)
-    probes = metric.probes(recorded.output, lambda shape: noise(shape, generator), PROBES).double()
+    probes = metric.probes(recorded.output, ids, lambda shape: noise(shape, generator), PROBES).double()
     want = probes.flatten(1) @ ((shifted(1e-2) - shifted(-1e-2)) / 2e-2).flatten()
     assert torch.allclose(apart[:, place].double(), want, rtol=1e-2, atol=1e-5)
     assert not torch.allclose(apart[:, place], plain[:, place], rtol=1e-2)

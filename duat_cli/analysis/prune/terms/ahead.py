@@ -1,0 +1,41 @@
+"""Whether a word of a text with pictures sees the words behind it, as in a model that reads picture and question at
+once (PaliGemma). Its output is then no prediction of the next word, so that there is no loss."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from duat_cli.analysis.prune.terms.damage import words_of
+from duat_cli.models.arrays import relative_error, wide
+from duat_cli.models.discovery.causality import LogitsPass
+from duat_cli.models.discovery.modality import Given
+
+
+class Ahead:
+    """Two passes of a text with pictures, with two last words; none for any other input."""
+
+    def __init__(self, model: Any, given: Given) -> None:
+        self._model = model
+        self.passes: list[LogitsPass] = []
+        if isinstance(given, Tensor) or "input_ids" not in given:
+            return
+        ids, words = given["input_ids"], words_of(model, given).nonzero()[:, 0]
+        others = [place for place in words.tolist() if ids[0, place] != ids[0, words[-1]]]
+        last = int(words[-1]) if others else 0
+        if last == 0:
+            return
+        changed = ids.clone()
+        changed[0, last] = ids[0, others[-1]]
+        self.passes = [LogitsPass(model, {**given, "input_ids": one}, slice(last - 1, last)) for one in (ids, changed)]
+
+    @property
+    def why_no_loss(self) -> str | None:
+        """Why there is no loss, once the passes have run; None where no word sees a later one."""
+        found = [wide(one.found) for one in self.passes if one.found is not None]
+        close = max(1e-5, 0.5 * torch.finfo(self._model.dtype).eps)  # as of the head
+        if len(found) < 2 or relative_error(*found) <= close:
+            return None
+        return f"words that {type(self._model).__name__} reads with a picture see those behind them"
