@@ -30,6 +30,7 @@ from duat_cli.loading.adapter.base_weights import BaseWeights
 from duat_cli.loading.adapter.folder import AdapterFiles, digest_of
 from duat_cli.loading.adapter.parameter import ParameterPlan
 from duat_cli.loading.checkpoint.source import Source
+from duat_cli.loading.checkpoint.stored import most_stored
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.model.processes import Processes
 from duat_cli.loading.prompts import Prompt
@@ -126,6 +127,20 @@ class Pair:
         before, after = self.base.depth, self.tuned.depth
         return "" if before == after else f"{before} in the base, {after} in the tuned checkpoint: not compared"
 
+    @property
+    def _rounded(self) -> list[str]:
+        """A note where the dtype of the run holds less of the change than the files do."""
+        run = self.base.loaded.model.dtype
+        stored = {most_stored(one.loaded.files) or run for one in (self.base, self.tuned)}
+        factors = {torch.float32} if self._adapter is not None else set()  # an adapter's change, before it is added
+        if all(torch.finfo(dtype).eps >= torch.finfo(run).eps for dtype in stored | factors):
+            return []
+        least, name = f"{torch.finfo(run).eps:.1g} of a weight", self.base.loaded.dtype
+        return [
+            f"both models run in {name}: a change of less than its rounding, {least}, moves no block, KL or loss; a wider "
+            "--dtype shows it"
+        ]
+
     @functools.cached_property
     def _grounds(self) -> tuple[Ground, Ground]:
         self.progress(0, 1, "discovery of both models' structure")
@@ -150,7 +165,7 @@ class Pair:
             modules = self._with_sups(modules, self._norms.found(), self._pieces)
         apart = [Skipped(what="blocks", why=self._other_depth)] if self._other_depth else []
         said = [note for one in (base.loaded, tuned.loaded) for note in (*one.warnings, *one.value_notes())]
-        notes = [note for note in said if note not in self._report.warnings]
+        notes = [note for note in (*said, *self._rounded) if note not in self._report.warnings]
         return self._report.model_copy(
             update={
                 "level": "prompts",

@@ -210,10 +210,28 @@ def test_experts_and_norms_are_named_with_their_reasons(tmp_path: Path) -> None:
 def test_what_rounding_hides_is_not_called_sound(tmp_path: Path) -> None:
     """In bfloat16 a change of 2e-4 of W is rounded away: neither it holds nor it fails."""
     base, adapter = made("llama", tmp_path, ["up_proj"], lora_alpha=0.01)
-    found = report_of(base, adapter, "bfloat16").eq18
+    report = report_of(base, adapter, "bfloat16")
+    found = report.eq18
     assert found is not None
     assert found.holds is None
     assert "rounding to bfloat16" in found.not_covered[0].why
+    assert any("run in bfloat16: a change of less than its rounding, 0.008 of a weight" in w for w in report.warnings)
+    assert not any("run in" in warning for warning in report_of(base, adapter).warnings)
+
+
+@pytest.mark.parametrize(("base_dtype", "said"), [("float32", True), ("bfloat16", False)])
+def test_a_change_that_the_run_rounds_away_is_no_silent_zero(base_dtype: str, said: bool, tmp_path: Path) -> None:
+    """A float32 checkpoint and its bfloat16 copy are one model in bfloat16."""
+    model = adapters.load_base(adapters.base_of("llama", tmp_path / "made")).to(getattr(torch, base_dtype))
+    base, copy = tmp_path / "base", tmp_path / "copy"
+    model.save_pretrained(base)
+    model.bfloat16().save_pretrained(copy)
+    first = checkpoint_report(weights_of(base), weights_of(copy), Directions(), quiet, lambda **_: RUN)
+    loaded, tuned = (load(str(one), dtype="bfloat16") for one in (base, copy))
+    with checkpoint_pair(first, loaded, tuned, quiet) as pair:
+        report = pair.report(some_prompts(loaded.model), str, lambda **_: RUN)
+    assert report.summary.kl == 0
+    assert any("moves no block, KL or loss" in warning for warning in report.warnings) == said
 
 
 def test_of_a_cast_of_the_base_nothing_is_said_to_hold(llama: tuple[Path, Path], tmp_path: Path) -> None:
