@@ -137,8 +137,8 @@ class Pair:
             return []
         least, name = f"{torch.finfo(run).eps:.1g} of a weight", self.base.loaded.dtype
         return [
-            f"both models run in {name}: a change of less than its rounding, {least}, moves no block, KL or loss; a wider "
-            "--dtype shows it"
+            f"both models run in {name}: a change of less than its rounding, {least}, moves no block, KL or loss; "
+            "a wider --dtype shows it"
         ]
 
     @functools.cached_property

@@ -172,5 +172,5 @@ def _reproduce(version: str, words: Sequence[str], prompts: Prompts) -> list[str
     line += "  # of the bundled model: without its name" if words[2] == _DEMO else ""
     lines = ["To reproduce:", "", "```bash", f"pip install duat-cli=={clean(version)}", line, "```", ""]
     if prompts:
-        lines += ["Without `--prompts` the bundled set runs; the hash above says whether these were its prompts.", ""]
+        lines += ["Without inputs the bundled set runs; the hash above says whether this report is of it.", ""]
     return lines
