@@ -15,9 +15,9 @@ from duat_cli.models.discovery.modality import Given
 
 
 def words_of(model: Any, given: Given) -> Tensor:
-    """Which tokens of a prompt are words, (N,): all but the pieces of its pictures."""
+    """Which tokens of a prompt are words, (N,): all but the pieces of its pictures, videos and sounds."""
     ids = (given if isinstance(given, Tensor) else given["input_ids"])[0]
-    pieces = [] if isinstance(given, Tensor) else pieces_of(model.config)
+    pieces = [] if isinstance(given, Tensor) else list(pieces_of(model.config))
     return ~torch.isin(ids, ids.new_tensor(pieces))
 
 

@@ -333,7 +333,7 @@ def _prompt(
         return PromptChange.absent(logits, prompt=number, output=output, moved_tokens=[])
     ids = prompt.input_ids[0]
     each, why_no_kl = _divergence(*logits, order)
-    worded = [place for place in range(len(ids)) if place not in prompt.pictures]
+    worded = [place for place in range(len(ids)) if place not in prompt.pieces]
     places = torch.tensor([place for place in worded if place > 0], dtype=torch.int64)
     losses = [None if why_no_loss else _loss(one, ids, places) for one in logits]
     why = why_no_loss or (IMPOSSIBLE if len(places) else ONE_TOKEN)

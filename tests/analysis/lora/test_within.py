@@ -1,5 +1,6 @@
 """`lora-diff` with pictures within a text, against plain passes of both models in float64, PEFT's own merge among them:
-outputs of the blocks, KL and loss of the words alone; no loss where words see those behind them."""
+outputs of the blocks, KL and loss of the words alone; no loss where words see those behind them.
+A video within a text is read as pictures are."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ import picture_texts
 import pytest
 import transformers
 from paging import streaming
+from picture_texts import VIDEO_MARK
 from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor, no_grad
@@ -54,10 +56,17 @@ def passed(model: Any, given: dict[str, Tensor]) -> tuple[list[Tensor], Tensor]:
     return seen, logits.log_softmax(-1)
 
 
-@pytest.mark.parametrize("name", picture_texts.RUNNING)
-def test_every_number_is_what_plain_passes_say(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "mark"),
+    [
+        *((name, picture_texts.MARK) for name in picture_texts.RUNNING),
+        *((name, VIDEO_MARK) for name in ("qwen2_5_vl", "qwen3_vl")),
+    ],
+)
+def test_every_number_is_what_plain_passes_say(name: str, mark: int, tmp_path: Path) -> None:
     base, adapter = made(name, tmp_path)
-    own = picture_texts.inputs(name, picture_texts.build(name))
+    model = picture_texts.build(name)
+    own = picture_texts.video_inputs(model) if mark == VIDEO_MARK else picture_texts.inputs(name, model)
     file = tmp_path / "given.safetensors"
     save_file(own, file)
     report = lora_diff(base, adapter, inputs=[str(file)], dtype="float64")
@@ -69,7 +78,7 @@ def test_every_number_is_what_plain_passes_say(name: str, tmp_path: Path) -> Non
     for block, old, new in zip(report.blocks, before, after, strict=True):
         assert block.terms.output == pytest.approx(float((new - old).norm() / old.norm()), rel=rough)
     ids = own["input_ids"][0]
-    words = [i for i, token in enumerate(ids.tolist()) if token != picture_texts.MARK]
+    words = [i for i, token in enumerate(ids.tolist()) if token != mark]
     each = (p.exp() * (p - q)).sum(-1)
     [prompt] = report.by_prompt
     assert prompt.kl == pytest.approx(float(each[words].mean()), rel=rough)

@@ -11,8 +11,8 @@ gradients give the responses of every term at once. `predicted` turns the square
   p is the distribution over its classes, for each text or for each token.
 - nll: change of the mean loss, nats per token: ⟨∂loss, δ⟩ + ½ δᵀFδ, because F is the loss's Hessian in the logits.
 
-Where pictures stand within a text, kl and nll are of its words: the output at a piece of a picture predicts no word,
-and no piece is predicted.
+Where pictures, videos or sounds stand within a text, kl and nll are of its words: the output at a piece of a picture
+predicts no word, and no piece is predicted.
 """
 
 from __future__ import annotations
