@@ -15,6 +15,7 @@ from duat_cli.models.instrument.calls import taken_by
 from duat_cli.zoo.randomise import randomise
 
 MARK = 7  # the token id that stands for a piece of a picture
+VIDEO_MARK = 8  # of a video, in Qwen-VL
 SIZE = 16  # pixels a side
 TEXT: dict[str, Any] = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
@@ -28,7 +29,7 @@ EYE: dict[str, Any] = {
 QWEN_EYE: dict[str, Any] = {
     "depth": 2, "hidden_size": 16, "num_heads": 2, "patch_size": 4, "spatial_merge_size": 2, "temporal_patch_size": 2,
 }  # fmt: skip
-QWEN_IDS = {"video_token_id": 8, "vision_start_token_id": 5, "vision_end_token_id": 6, "image_token_id": MARK}
+QWEN_IDS = {"video_token_id": VIDEO_MARK, "vision_start_token_id": 5, "vision_end_token_id": 6, "image_token_id": MARK}
 ROPE = {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 10000.0}
 
 
@@ -131,6 +132,18 @@ def inputs(name: str, model: Any, seed: int = 0) -> dict[str, Tensor]:
     kinds = {kind: (ids == MARK).long() for kind in ("token_type_ids", "mm_token_type_ids")}
     taken = taken_by(model.base_model.forward)
     return {**made, "input_ids": ids, **{k: v for k, v in kinds.items() if k in taken}}
+
+
+def video_inputs(model: Any, seed: int = 0) -> dict[str, Tensor]:
+    """Two frames of noise between random words, for a Qwen-VL."""
+    generator = torch.Generator().manual_seed(seed)
+    rows = torch.randn(64, 3 * 2 * 16, generator=generator)
+    ids = torch.randint(10, 90, (1, 16 + 9), generator=generator)
+    ids[0, 3:19] = VIDEO_MARK
+    kinds = {"mm_token_type_ids": 2 * (ids == VIDEO_MARK).long()}
+    taken = taken_by(model.base_model.forward)
+    made = {"pixel_values_videos": rows, "video_grid_thw": torch.tensor([[1, 8, 8]]), "input_ids": ids}
+    return {**made, **{k: v for k, v in kinds.items() if k in taken}}
 
 
 def blocks_of(model: Any) -> list[Any]:

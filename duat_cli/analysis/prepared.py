@@ -14,7 +14,7 @@ from duat_cli.errors import InputError
 from duat_cli.loading.inputs.drawn import default_inputs, drawn_patches, drawn_video
 from duat_cli.loading.inputs.files import Home, digest_of, in_tiles, read_image, read_sound, read_tensors
 from duat_cli.loading.inputs.request import READS, InputFiles, StackName, by_part, label
-from duat_cli.loading.inputs.within import DEFAULT, placeholder_of, with_pictures
+from duat_cli.loading.inputs.within import DEFAULT, pieces_of, placeholder_of, with_pictures
 from duat_cli.loading.model.load import LoadedModel, class_of, skeleton
 from duat_cli.loading.prompts import Prompt, limits, set_apart
 from duat_cli.loading.quiet import foreign_errors
@@ -310,9 +310,9 @@ def as_prompts(loaded: LoadedModel, prepared: Sequence[Prepared]) -> list[Prompt
     found = []
     for line, one in enumerate(prepared, 1):
         if (text := one.text) is not None:
-            ids, placeholder = one.tensors["input_ids"], placeholder_of(loaded.model.config)
-            pictures = tuple(place for place, token in enumerate(ids[0].tolist()) if token == placeholder)
-            made = Prompt(text.text, digest_of(one.tensors), ids, text.line, prepared=one.tensors, pictures=pictures)
+            ids, kinds = one.tensors["input_ids"], pieces_of(loaded.model.config)
+            pieces = {place: kinds[token] for place, token in enumerate(ids[0].tolist()) if token in kinds}
+            made = Prompt(text.text, digest_of(one.tensors), ids, text.line, prepared=one.tensors, pieces=pieces)
             found.append(replace(made, answered=None) if text.conversation else made)  # not looked for
             continue
         count = _real_positions(loaded, one) if one.positions is None else one.positions

@@ -12,7 +12,7 @@ import itertools
 import random
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 from duat_cli.compat.transformers import stated
@@ -65,8 +65,9 @@ class Prompt:
     source_ids: Tensor | None = None
     """For a decoder's prompt, the token ids that the encoder reads, (1, K); None where it reads none."""
 
-    pictures: tuple[int, ...] = ()
-    """Positions that hold a piece of a picture in place of a word."""
+    pieces: Mapping[int, str] = field(default_factory=dict)
+    """Positions that hold a piece of a picture, a video or a sound in place of a word, in order, each with its kind:
+    'image', 'video' or 'audio'."""
     messages: str | None = None
     """The JSON of the conversation that `text` was written from; None for a plain text."""
     answered: tuple[int, ...] | None = ()

@@ -88,16 +88,16 @@ class EncoderPart(Result):
 
 
 class PicturePart(Result):
-    """Sum of the parts at the positions that a picture takes in the text: of its `tokens`, and of units there. These
-    parts are already counted in `tokens` and units."""
+    """Sum of the parts at the positions that pictures, videos and sounds take in the text: of their `tokens`, and of
+    units there. These parts are already counted in `tokens` and units."""
 
-    positions: int = Field(description="number of positions that hold pieces of pictures")
+    positions: int = Field(description="number of positions that hold pieces of pictures, videos and sounds")
     value: Annotated[Finite, _TOTAL] = Field(
-        description="part of the logit from the pictures' vectors, made by the vision part of the model"
+        description="part of the logit from their vectors, which the model's vision or sound part makes"
     )
-    direct: Annotated[Finite, _DIRECT] = Field(description="part that the pictures' pieces write straight to the logit")
+    direct: Annotated[Finite, _DIRECT] = Field(description="part that these pieces write straight to the logit")
     computed: Annotated[Finite, _TOTAL] = Field(
-        description="part of the logit from UAT terms of all blocks that are computed at the positions of pictures"
+        description="part of the logit from UAT terms of all blocks that are computed at these positions"
     )
 
 
@@ -120,7 +120,8 @@ class Parts(Result):
         default=None, description="part of the encoder's states, in a decoder (--stack decoder); null in other stacks"
     )
     picture: PicturePart | None = Field(
-        default=None, description="part of pictures within the text (--image, --inputs); null where there are none"
+        default=None,
+        description="part of pictures, videos and sounds within the text (--image, --inputs); null where none is",
     )
 
 

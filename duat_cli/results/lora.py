@@ -144,7 +144,7 @@ class PromptChange(WithReasons):
         ),
     ] = Field(
         description="KL(base || tuned) of the predictions on one prompt, mean over its tokens without the positions of "
-        "pictures in a text; of a classifier of texts, pictures or sounds, the KL of its classes"
+        "pictures, videos and sounds in a text; of a classifier of texts, pictures or sounds, the KL of its classes"
     )
     loss_base: Annotated[Finite | None, Meaning("nats", "exact", formula="mean over tokens of -ln p(next token)")] = (
         Field(description="the base's mean negative log likelihood of the prompt's own tokens")

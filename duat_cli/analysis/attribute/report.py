@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -41,7 +43,8 @@ def attributions(
     """The attributions of some targets of one prompt. top: how many neurons and experts are shown. measurer: removes
     parts for real, if asked for; there is then one target."""
     ids = prompt.input_ids[0].tolist()
-    pieces = {place: f"<image {number}>" for number, place in enumerate(prompt.pictures, 1)}
+    numbers = defaultdict[str, Iterator[int]](lambda: itertools.count(1))  # of the pieces of each kind
+    pieces = {place: f"<{kind} {next(numbers[kind])}>" for place, kind in prompt.pieces.items()}
     texts = [pieces.get(place) or words.text(token) for place, token in enumerate(ids)]
     named: list[_Named] = list(zip(ids, texts, strict=True))
     if found.parts.tokens.shape[1] != len(texts):  # the blocks read other vectors than the prompt's tokens
@@ -68,7 +71,7 @@ def attributions(
             prompt=found.prompt,
             target=_facts(target, chooser),
             logit=float(found.parts.output[k]),
-            parts=_parts(found, k, named, sources, top, prompt.pictures),
+            parts=_parts(found, k, named, sources, top, list(prompt.pieces)),
             direct=_direct(found, k, float(direct[k]), top),
             flows=found.leading[k].flows,
             residual=float(total[k]),
@@ -110,7 +113,7 @@ def _facts(target: Target, chooser: Chooser) -> TargetFacts:
 
 
 def _parts(
-    found: Found, k: int, named: Sequence[_Named], sources: Sequence[_Named] | None, top: int, pictures: Sequence[int]
+    found: Found, k: int, named: Sequence[_Named], sources: Sequence[_Named] | None, top: int, pieces: Sequence[int]
 ) -> Parts:
     parts, leading = found.parts, found.leading[k]
     tokens = zip(named, parts.tokens[k].tolist(), parts.tokens_direct[k].tolist(), strict=True)
@@ -139,12 +142,12 @@ def _parts(
         neurons=_inner(leading, "neurons", "total", top, parts),
         experts=_inner(leading, "experts", "total", top, parts),
         encoder=_encoder(parts, k, sources),
-        picture=_picture(parts, k, pictures),
+        picture=_picture(parts, k, pieces),
     )
 
 
 def _picture(parts: PromptParts, k: int, places: Sequence[int]) -> PicturePart | None:
-    """The part of a picture; None without one. places: positions of its pieces."""
+    """The part of pictures, videos and sounds; None without any. places: positions of their pieces."""
     if not places:
         return None
     at = list(places)

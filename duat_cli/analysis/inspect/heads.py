@@ -46,14 +46,14 @@ _ROWS = {"duplicate_token_share": "duplicate_rows", "induction_share": "inductio
 
 
 def tokens_of(prompt: Prompt) -> Tensor | None:
-    """The prompt's token ids, (N,); pieces of a picture get distinct ids below zero. None where the model reads no
-    token ids."""
+    """The prompt's token ids, (N,); pieces of pictures, videos and sounds get distinct ids below zero. None where
+    the model reads no token ids."""
     if prompt.prepared is not None:
         given = prompt.prepared.get("input_ids")
         if given is None or not torch.equal(given.cpu(), prompt.input_ids.cpu()):  # the prompt's ids count positions
             return None
     ids = prompt.input_ids[0].clone()
-    places = torch.tensor(prompt.pictures, dtype=torch.int64, device=ids.device)
+    places = torch.tensor(list(prompt.pieces), dtype=torch.int64, device=ids.device)
     ids[places] = -1 - places
     return ids
 

@@ -1,5 +1,5 @@
 """Findings on a model before a prompt runs: where its branches meet the stream, the linear layers of its FFNs, and
-whether it predicts the next token, or a class.
+whether it predicts the next token, or a class, and whether the words of a text with pictures have a loss.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ from typing import Literal
 
 from torch import nn
 
+from duat_cli.analysis.ahead import Ahead
 from duat_cli.analysis.session import Session
 from duat_cli.compat.libc import give_back_free_memory
 from duat_cli.errors import or_reason
 from duat_cli.models.block.parts import BlockParts
 from duat_cli.models.discovery.causality import Classes, HeadTest
-from duat_cli.models.discovery.structure import Discovered
+from duat_cli.models.discovery.structure import DISCOVERY_TOKENS, Discovered, probe_inputs
 from duat_cli.models.instrument.tracing import Trace
 from duat_cli.models.sweep.lockstep import Placing
 from duat_cli.models.terms.branches import Branches
@@ -37,6 +38,8 @@ class Ground:
     """Name of an FFN, or of its block -> why its layers are not known."""
     why_no_next_token: str | None
     classes: Classes | None
+    why_no_loss: str | None
+    """Why the words of a text with pictures have no loss; None where they have one."""
 
 
 def ground_of(session: Session, *, layers: bool) -> Ground:
@@ -44,25 +47,28 @@ def ground_of(session: Session, *, layers: bool) -> Ground:
     loaded = session.loaded
 
     def guest_of(found: Discovered) -> _Guest:
-        return _Guest(loaded.named, HeadTest(loaded.model, found.stack, loaded.device, loaded.like), layers=layers)
+        model, device, like = loaded.model, loaded.device, loaded.like
+        ahead = Ahead(model, probe_inputs(found.stack, like, DISCOVERY_TOKENS, device))
+        return _Guest(loaded.named, HeadTest(model, found.stack, device, like), ahead, layers=layers)
 
     guest = session.discover_beside(guest_of)
     if loaded.like is not None:  # the traces of all blocks are as large as a picture
         give_back_free_memory()
     head = guest.head
-    return Ground(session, guest.branches, guest.layers, guest.reasons, head.why_no_next_token(), head.classes)
+    why_no_next, why_no_loss = head.why_no_next_token(), guest.ahead.why_no_loss
+    return Ground(session, guest.branches, guest.layers, guest.reasons, why_no_next, head.classes, why_no_loss)
 
 
 class _Guest(Placing):
     """Passes that go through the model beside one attempt at its discovery, and what they find."""
 
-    def __init__(self, model: nn.Module, head: HeadTest, *, layers: bool) -> None:
-        super().__init__(head.passes)
+    def __init__(self, model: nn.Module, head: HeadTest, ahead: Ahead, *, layers: bool) -> None:
+        super().__init__([*head.passes, *ahead.passes])
         self._names = {module: name for name, module in model.named_modules()}
         self._layers = layers
         self.layers: dict[nn.Module, Mapping[str, Side]] = {}
         self.reasons: dict[str, str] = {}
-        self.head = head
+        self.head, self.ahead = head, ahead
 
     def proved(self, parts: BlockParts, written: Trace) -> None:
         super().proved(parts, written)

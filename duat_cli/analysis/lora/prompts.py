@@ -129,7 +129,7 @@ class Comparer:
             for (number, prompt), row in zip(some, rows, strict=True):
                 logits = self._logits(prompt, row)
                 order = self._order if self._classes else None
-                change = _prompt(number, prompt, row.moved, logits, self._decode, order)
+                change = _prompt(number, prompt, row.moved, logits, self._decode, order, self._why_no_loss)
                 found.append(Compared(row.blocks, row.errors[0], row.errors[1], change))
         return found
 
@@ -144,6 +144,11 @@ class Comparer:
         """The tuned model's numbers of the base's classes, or why these are other classes."""
         before, after = (Labels(session.loaded.model.config) for session in self._sessions)
         return before.order_in(after)
+
+    @property
+    def _why_no_loss(self) -> str | None:
+        """Why no prompt has a loss though it has logits; None where prompts have one."""
+        return NO_LABELS if self._classes else self._grounds[0].why_no_loss or self._grounds[1].why_no_loss
 
     @property
     def _weights(self) -> tuple[Weights, Weights] | None:
@@ -212,8 +217,7 @@ class Comparer:
             without = sorted(self._grounds, key=lambda ground: ground.classes is not None)
             if whys := [ground.why_no_next_token for ground in without if ground.why_no_next_token is not None]:
                 return whys[0]  # a classifier's reason says the least, so it comes last
-        pairs = zip(self._sessions, row.outputs, strict=True)
-        p, q = (logits_of(session, output, prompt) for session, output in pairs)
+        p, q = (logits_of(*pair, prompt) for pair in zip(self._sessions, row.outputs, strict=True))
         return p, q
 
 
@@ -321,20 +325,20 @@ def _prompt(
     logits: tuple[Tensor, Tensor] | str,
     decode: Decode,
     order: list[int] | str | None,
+    why_no_loss: str | None,
 ) -> PromptChange:
-    """Change of one prompt's prediction. order: where the logits are over classes, as `Labels.order_in` returns it."""
+    """Change of one prompt's prediction. order: where the logits are over classes, as `Labels.order_in` returns it.
+    why_no_loss: why no prompt has a loss; None where they have one."""
     if isinstance(logits, str):
         return PromptChange.absent(logits, prompt=number, output=output, moved_tokens=[])
-    ids, classes = prompt.input_ids[0], order is not None
+    ids = prompt.input_ids[0]
     each, why_no_kl = _divergence(*logits, order)
-    worded = [place for place in range(len(ids)) if place not in prompt.pictures]
+    worded = [place for place in range(len(ids)) if place not in prompt.pieces]
     places = torch.tensor([place for place in worded if place > 0], dtype=torch.int64)
-    losses = [None if classes else _loss(one, ids, places) for one in logits]
-    why_no_loss = NO_LABELS if classes else IMPOSSIBLE if len(places) else ONE_TOKEN
-    reasons = {
-        name: why_no_loss for name, loss in zip(("loss_base", "loss_tuned"), losses, strict=True) if loss is None
-    }
-    answer = None if classes else _answer(prompt, logits, each, why_no_kl)
+    losses = [None if why_no_loss else _loss(one, ids, places) for one in logits]
+    why = why_no_loss or (IMPOSSIBLE if len(places) else ONE_TOKEN)
+    reasons = {name: why for name, loss in zip(("loss_base", "loss_tuned"), losses, strict=True) if loss is None}
+    answer = None if why_no_loss else _answer(prompt, logits, each, why_no_kl)
     if answer is None:
         reasons["answer"] = NOT_SEEN if prompt.answered is None else NO_ANSWER
     rows, moved = each, list[tuple[int, float]]()

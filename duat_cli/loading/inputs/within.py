@@ -36,10 +36,11 @@ def placeholder_of(config: Any) -> int | None:
     return next((token for token in found if isinstance(token, int)), None)
 
 
-def pieces_of(config: Any) -> list[int]:
-    """The token ids that a config reserves for pieces of pictures, videos and sounds in the text."""
-    names = (f"{kind}_token_{end}" for kind in ("image", "video", "audio") for end in ("id", "index"))
-    return [token for name in names if isinstance(token := getattr(config, name, None), int)]
+def pieces_of(config: Any) -> dict[int, str]:
+    """The token ids that a config reserves for pieces of pictures, videos and sounds in the text, each with its kind:
+    'image', 'video' or 'audio'."""
+    names = ((kind, f"{kind}_token_{end}") for kind in ("audio", "video", "image") for end in ("id", "index"))
+    return {token: kind for kind, name in names if isinstance(token := getattr(config, name, None), int)}
 
 
 def with_pictures(

@@ -151,7 +151,9 @@ def part_within(stack: Any, given: Given | None) -> Any:
     one kind of input alone, and where there is no such part."""
     if is_pair(stack):
         return stack.get_encoder()
-    if given is None or isinstance(given, Tensor) or "input_ids" not in given or not KINDS.keys() & given.keys():
+    if given is None or isinstance(given, Tensor) or "input_ids" not in given:
+        return None
+    if not any(name.startswith(tuple(KINDS)) for name in given):  # `pixel_values_videos` too
         return None
     for inner in stack.modules():
         taken = taken_by(inner.forward) if hasattr(inner, "config") else frozenset()

@@ -266,7 +266,7 @@ def test_positions_that_are_no_tokens() -> None:
     assert tokens_of(counted) is None
     assert tokens_of(replace(counted, prepared={"input_ids": torch.tensor([[7, 7, 7, 7]])})) is None
     ids = torch.tensor([[9, 8, 8, 9]])
-    found = tokens_of(Prompt("text", "0", ids, 1, prepared={"input_ids": ids}, pictures=(1, 2)))
+    found = tokens_of(Prompt("text", "0", ids, 1, prepared={"input_ids": ids}, pieces={1: "image", 2: "video"}))
     assert found is not None
     assert found.tolist() == [9, -2, -3, 9]
     assert ids.tolist() == [[9, 8, 8, 9]]

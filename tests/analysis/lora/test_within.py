@@ -1,5 +1,6 @@
 """`lora-diff` with pictures within a text, against plain passes of both models in float64, PEFT's own merge among them:
-outputs of the blocks, KL and loss of the words alone."""
+outputs of the blocks, KL and loss of the words alone; no loss where words see those behind them.
+A video within a text is read as pictures are."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ import picture_texts
 import pytest
 import transformers
 from paging import streaming
+from picture_texts import VIDEO_MARK
 from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor, no_grad
@@ -21,6 +23,7 @@ from torch import Tensor, no_grad
 from duat_cli.api.files import lora_diff
 from duat_cli.cli.main import run
 
+AHEAD = "words that PaliGemmaForConditionalGeneration reads with a picture see those behind them"
 TEXT = "USER <image> What is in the picture ?"
 
 
@@ -53,10 +56,17 @@ def passed(model: Any, given: dict[str, Tensor]) -> tuple[list[Tensor], Tensor]:
     return seen, logits.log_softmax(-1)
 
 
-@pytest.mark.parametrize("name", picture_texts.RUNNING)
-def test_every_number_is_what_plain_passes_say(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "mark"),
+    [
+        *((name, picture_texts.MARK) for name in picture_texts.RUNNING),
+        *((name, VIDEO_MARK) for name in ("qwen2_5_vl", "qwen3_vl")),
+    ],
+)
+def test_every_number_is_what_plain_passes_say(name: str, mark: int, tmp_path: Path) -> None:
     base, adapter = made(name, tmp_path)
-    own = picture_texts.inputs(name, picture_texts.build(name))
+    model = picture_texts.build(name)
+    own = picture_texts.video_inputs(model) if mark == VIDEO_MARK else picture_texts.inputs(name, model)
     file = tmp_path / "given.safetensors"
     save_file(own, file)
     report = lora_diff(base, adapter, inputs=[str(file)], dtype="float64")
@@ -68,18 +78,23 @@ def test_every_number_is_what_plain_passes_say(name: str, tmp_path: Path) -> Non
     for block, old, new in zip(report.blocks, before, after, strict=True):
         assert block.terms.output == pytest.approx(float((new - old).norm() / old.norm()), rel=rough)
     ids = own["input_ids"][0]
-    words = [i for i, token in enumerate(ids.tolist()) if token != picture_texts.MARK]
+    words = [i for i, token in enumerate(ids.tolist()) if token != mark]
     each = (p.exp() * (p - q)).sum(-1)
     [prompt] = report.by_prompt
     assert prompt.kl == pytest.approx(float(each[words].mean()), rel=rough)
-    for found, log in ((prompt.loss_base, p), (prompt.loss_tuned, q)):
+    for field, log in (("loss_base", p), ("loss_tuned", q)):
+        if name == "paligemma":
+            assert (getattr(prompt, field), prompt.reasons[field]) == (None, AHEAD)
+            continue
         losses = [-float(log[i - 1, ids[i]]) for i in words if i > 0]
-        assert found == pytest.approx(sum(losses) / len(losses), rel=rough)
+        assert getattr(prompt, field) == pytest.approx(sum(losses) / len(losses), rel=rough)
+    assert (report.summary.loss_change is None) == (name == "paligemma")
+    assert report.summary.reasons.get("loss_change") == (AHEAD if name == "paligemma" else None)
     assert not {token.position for token in prompt.moved_tokens} & (set(range(len(ids))) - set(words))
     assert prompt.moved_tokens[0].kl == pytest.approx(float(each[words].max()), rel=rough)
 
 
-@pytest.mark.parametrize("name", ["llava", "qwen3_vl"])
+@pytest.mark.parametrize("name", ["llava", "paligemma", "qwen3_vl"])
 def test_a_merged_checkpoint_and_weights_read_in_parts_give_the_adapter_s_numbers(name: str, tmp_path: Path) -> None:
     base, adapter = made(name, tmp_path)
     own, tuned = models_of(base, adapter)
@@ -96,8 +111,10 @@ def test_a_merged_checkpoint_and_weights_read_in_parts_give_the_adapter_s_number
         for block, found in zip(one.blocks, other.blocks, strict=True):
             for field, value in block.terms.model_dump(exclude={"reasons"}).items():
                 assert getattr(found.terms, field) == pytest.approx(value, rel=1e-6)
-        for field in ("kl", "loss_base", "loss_tuned"):
+        for field in ("kl",) if name == "paligemma" else ("kl", "loss_base", "loss_tuned"):
             assert getattr(other.by_prompt[0], field) == pytest.approx(getattr(one.by_prompt[0], field), rel=1e-6)
+        assert other.by_prompt[0].reasons == one.by_prompt[0].reasons
+        assert (other.by_prompt[0].loss_tuned is None) == (name == "paligemma")
 
 
 def test_the_words_of_a_text_are_named_and_its_pictures_are_not(

@@ -19,6 +19,7 @@ from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor, nn, no_grad
 
+from duat_cli.analysis.prune.sets.apply import TEXTS_ALONE
 from duat_cli.api.models import prune_bound
 from duat_cli.cli.main import run
 from duat_cli.errors import InputError
@@ -212,6 +213,27 @@ def test_a_set_and_the_checkpoint_without_it_do_what_is_measured(name: str, word
     assert written["damage"] == pytest.approx(want[1], rel=rough)
     assert written["perplexity_after"] == pytest.approx(np.exp(sum(map(loss, after, given)) / 2), rel=rough)
     assert written["tokens"] == 2 * 8
+    assert TEXTS_ALONE not in written["notes"]
+
+
+def test_a_block_cut_on_texts_alone_has_a_note_that_pictures_were_not_compared(tmp_path: Path) -> None:
+    """Behind the first block, which is the smallest here, this model adds features of a picture."""
+    model = picture_texts.build("qwen3_vl")
+    first = picture_texts.blocks_of(model)[0]
+    for layer in (first.mlp.down_proj, first.self_attn.o_proj):
+        layer.weight.data.mul_(0.05)
+    model.save_pretrained(tmp_path / "m")
+    given = picture_texts.inputs("qwen3_vl", model)
+    (tmp_path / "ids.jsonl").write_text('{"input_ids": [11, 40, 23, 57, 31, 62]}\n', encoding="utf-8")
+    asked = ["prune-bound", str(tmp_path / "m"), "--prompts", str(tmp_path / "ids.jsonl"), "-q", "--probes", "8"]
+    asked += ["--granularity", *BLOCKS, "--apply", str(tmp_path / "less"), "-o", str(tmp_path / "report.json")]
+    assert run(asked) == 0
+    written = json.loads((tmp_path / "report.json").read_text())["written"]
+    assert (written["removed_blocks"], written["notes"]) == ([0], [TEXTS_ALONE])
+    less = type(model).from_pretrained(tmp_path / "less", attn_implementation="eager").double()
+    with without(model.double(), [("block", 0, None)]):
+        expected = logits(model, given)
+    assert (logits(less, given) - expected).norm() > 0.1 * expected.norm()
 
 
 def test_pictures_and_texts_come_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

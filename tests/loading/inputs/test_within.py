@@ -11,7 +11,7 @@ import torch
 import transformers
 from attributing import WORDS
 from paging import differing, in_parts, whole
-from picture_texts import KINDS, MARK, build, inputs, save_llava
+from picture_texts import KINDS, MARK, VIDEO_MARK, build, inputs, save_llava, video_inputs
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -24,7 +24,7 @@ from duat_cli.analysis.matrix.run import matrix
 from duat_cli.analysis.prepared import Prepared, as_prompts, within_texts
 from duat_cli.errors import ForwardError, InputError, UnsupportedModelError
 from duat_cli.loading.inputs.request import InputFiles
-from duat_cli.loading.inputs.within import DEFAULT, placeholder_of
+from duat_cli.loading.inputs.within import DEFAULT, pieces_of, placeholder_of
 from duat_cli.loading.model.load import LoadedModel, skeleton
 from duat_cli.loading.texts import PromptText
 
@@ -111,6 +111,22 @@ def test_what_a_picture_adds_to_a_logit(name: str, tmp_path: Path) -> None:
     assert parts.picture.value == pytest.approx(sum(piece.value for piece in pieces), abs=1e-5)
     with pytest.raises(InputError, match="not of pictures within a text yet"):
         attribute(loaded, prompts, WORDS, AttributeOptions(Asked(), measure=2), quiet)
+
+
+def test_a_video_alone_is_read_and_its_pieces_are_named(tmp_path: Path) -> None:
+    build("qwen2_5_vl").save_pretrained(tmp_path)
+    loaded = whole(tmp_path)
+    tensors = video_inputs(loaded.model)
+    [prompt] = as_prompts(loaded, [Prepared("here", tensors, None, PromptText("", "here", 1))])
+    assert pieces_of(loaded.model.config) == {MARK: "image", VIDEO_MARK: "video"}
+    assert prompt.pieces == dict.fromkeys(range(3, 19), "video")
+    report = attribute(replace(loaded, like=tensors), [prompt], WORDS, AttributeOptions(Asked(target="t40")), quiet)
+    assert report.certificate.exact
+    [one] = report.attribution
+    assert [t.text for t in one.parts.tokens[3:19]] == [f"<video {k}>" for k in range(1, 17)]
+    assert not any(t.text.startswith("<video") for t in (*one.parts.tokens[:3], *one.parts.tokens[19:]))
+    assert one.parts.picture is not None
+    assert one.parts.picture.value == pytest.approx(sum(t.value for t in one.parts.tokens[3:19]), abs=1e-5)
 
 
 def test_the_checkpoints_own_processor_makes_the_input(tmp_path: Path) -> None:

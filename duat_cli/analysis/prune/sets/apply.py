@@ -31,6 +31,7 @@ from duat_cli.loading.checkpoint.preflight import CheckpointFiles
 from duat_cli.loading.checkpoint.stored import STORED, most_stored
 from duat_cli.loading.declared.embedder import modules
 from duat_cli.loading.declared.fields import GENERATION
+from duat_cli.loading.inputs.within import pieces_of
 from duat_cli.loading.model.load import LoadedModel, load
 from duat_cli.loading.quiet import described, hushed
 from duat_cli.models.arrays import relative_error, tolerance_for
@@ -50,6 +51,11 @@ WEIGHTS = {
     ".ot", ".tflite", ".mlmodel", ".pkl",
 }  # fmt: skip
 
+
+TEXTS_ALONE = (
+    "the written checkpoint was compared on texts alone: a model that adds features of a picture behind some block may "
+    "give another output for pictures; --image or --inputs compares with one"
+)
 
 Like: TypeAlias = Mapping[str, Tensor] | None
 """Model inputs to imitate, as for `probe_inputs`."""
@@ -133,6 +139,8 @@ def apply_terms(
             raise _unwritable(directory, fault) from fault
         finally:
             shutil.rmtree(part, ignore_errors=True)
+        if plan.blocks and loaded.like is None and pieces_of(model.config):
+            notes.append(TEXTS_ALONE)
         return Applied(
             removed_blocks=plan.blocks,
             removed_neurons=plan.width,

@@ -11,8 +11,8 @@ gradients give the responses of every term at once. `predicted` turns the square
   p is the distribution over its classes, for each text or for each token.
 - nll: change of the mean loss, nats per token: ⟨∂loss, δ⟩ + ½ δᵀFδ, because F is the loss's Hessian in the logits.
 
-Where pictures stand within a text, kl and nll are of its words: the output at a piece of a picture predicts no word,
-and no piece is predicted.
+Where pictures, videos or sounds stand within a text, kl and nll are of its words: the output at a piece of a picture
+predicts no word, and no piece is predicted.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from duat_cli.analysis.ahead import words_of
 from duat_cli.errors import InputError, UnsupportedModelError
 from duat_cli.kinds import MetricName
 from duat_cli.loading.inputs.within import pieces_of
@@ -277,13 +278,6 @@ def metric_for(name: MetricName | None, model: Any, structure: ModelStructure, h
 def token_ids(given: Given) -> Tensor:
     """Token ids, (1, N); models with a loss read text."""
     return given if isinstance(given, Tensor) else given["input_ids"]
-
-
-def words_of(model: Any, given: Given) -> Tensor:
-    """Which tokens of a prompt are words, (N,): all but the pieces of its pictures."""
-    ids = token_ids(given)[0]
-    pieces = [] if isinstance(given, Tensor) else pieces_of(model.config)
-    return ~torch.isin(ids, ids.new_tensor(pieces))
 
 
 def rounding_of(name: MetricName, dtype: torch.dtype) -> float:

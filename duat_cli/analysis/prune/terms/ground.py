@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from duat_cli.analysis.ahead import Ahead
 from duat_cli.analysis.prune.terms.ablation import MeanSums
-from duat_cli.analysis.prune.terms.ahead import Ahead
 from duat_cli.analysis.prune.terms.criteria import Activations
 from duat_cli.analysis.prune.terms.damage import Metric, last_states, metric_for, why_no_loss
 from duat_cli.analysis.session import Session

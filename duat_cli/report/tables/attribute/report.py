@@ -116,7 +116,9 @@ def _tokens(one: Attribution, page: Page) -> list[RenderableType]:
     picture = one.parts.picture
     if picture is not None:
         own, at_it = SIGNED(picture.value), SIGNED(picture.computed)
-        more.append(line(f"All {picture.positions} positions of pictures: own parts {own}, UAT terms at them {at_it}."))
+        more.append(
+            line(f"All {picture.positions} positions that hold no word: own parts {own}, UAT terms at them {at_it}.")
+        )
     return [heading("By token: its embedding, and the UAT terms computed at it"), table, *more]
 
 

@@ -1,5 +1,5 @@
-"""Whether a word of a text with pictures sees the words behind it, as in a model that reads picture and question at
-once (PaliGemma). Its output is then no prediction of the next word, so that there is no loss."""
+"""The words of a text with pictures, and whether a word sees those behind it, as in a model that reads picture and
+question at once (PaliGemma). Its output is then no prediction of the next word, so that there is no loss."""
 
 from __future__ import annotations
 
@@ -8,10 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from duat_cli.analysis.prune.terms.damage import words_of
+from duat_cli.loading.inputs.within import pieces_of
 from duat_cli.models.arrays import relative_error, wide
 from duat_cli.models.discovery.causality import LogitsPass
 from duat_cli.models.discovery.modality import Given
+
+
+def words_of(model: Any, given: Given) -> Tensor:
+    """Which tokens of a prompt are words, (N,): all but the pieces of its pictures, videos and sounds."""
+    ids = (given if isinstance(given, Tensor) else given["input_ids"])[0]
+    pieces = [] if isinstance(given, Tensor) else list(pieces_of(model.config))
+    return ~torch.isin(ids, ids.new_tensor(pieces))
 
 
 class Ahead:

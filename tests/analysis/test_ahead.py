@@ -6,7 +6,7 @@ import picture_texts
 import pytest
 from torch import Tensor
 
-from duat_cli.analysis.prune.terms.ahead import Ahead
+from duat_cli.analysis.ahead import Ahead
 from duat_cli.models.sweep.lockstep import one_by_one
 
 
