@@ -93,11 +93,13 @@ class PicturePart(Result):
 
     positions: int = Field(description="number of positions that hold pieces of pictures, videos and sounds")
     value: Annotated[Finite, _TOTAL] = Field(
-        description="part of the logit from their vectors, which the model's vision or sound part makes"
+        description="part of the logit from the vectors that the model's vision or sound part puts into the text"
     )
-    direct: Annotated[Finite, _DIRECT] = Field(description="part that these pieces write straight to the logit")
+    direct: Annotated[Finite, _DIRECT] = Field(
+        description="part that pieces of pictures, videos and sounds write straight to the logit"
+    )
     computed: Annotated[Finite, _TOTAL] = Field(
-        description="part of the logit from UAT terms of all blocks that are computed at these positions"
+        description="part of the logit from the UAT terms of all blocks at the pieces of pictures, videos and sounds"
     )
 
 
@@ -121,7 +123,7 @@ class Parts(Result):
     )
     picture: PicturePart | None = Field(
         default=None,
-        description="part of pictures, videos and sounds within the text (--image, --inputs); null where none is",
+        description="part of pictures, videos and sounds within the text (--image, --inputs); null for words alone",
     )
 
 

@@ -245,7 +245,7 @@ def test_pictures_and_texts_come_from_the_command_line(tmp_path: Path, capsys: p
     assert run(words) == 0
     report = json.loads(capsys.readouterr().out)
     assert [one["tokens"] for one in report["prompts"]] == [21, 22]
-    assert "tokens that are no piece of a picture" in report["protocol"]["meaning"]
+    assert "tokens that are no piece of a picture, video or sound" in report["protocol"]["meaning"]
     (tmp_path / "lines.txt").write_text("a <image>\n")
     for more, said in (
         (

@@ -154,7 +154,7 @@ class Divergence(Metric):
         what = "next-token distribution" if self.causal else "token distribution (a masked LM's, nothing masked)"
         if self.classes is not None:
             what = "distribution over its classes"
-        of = "tokens that are no piece of a picture" if pieces_of(self.model.config) else "tokens"
+        of = "tokens that are no piece of a picture, video or sound" if pieces_of(self.model.config) else "tokens"
         over = "" if self.classes == "text" else f"the mean over {of} of "
         return f"mean over prompts of {over}KL(model's {what} || the ablated one), nats"
 
