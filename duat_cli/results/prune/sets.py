@@ -104,12 +104,31 @@ class HeldOut(Result):
     )
 
 
-class Guarantee(WithReasons):
+class _Tested(WithReasons):
+    """Test of nested sets on held-out prompts, which played no part in choosing the plan's set."""
+
+    confidence: Annotated[Finite, CONFIDENCE] = Field(description="probability with which the guarantee holds")
+    holdout_prompts: int = Field(description="number of prompts that were held out")
+    holdout_sha256: str = Field(
+        description="SHA-256 of the held-out prompts' own SHA-256 in hexadecimal, one a line, in their order"
+    )
+    method: str = Field(description="how the guarantee was tested")
+    tested: list[int] = Field(
+        description="sizes of the sets to be tested on held-out prompts, in this order, up to the plan's set: at most "
+        "five (--effort quick three, thorough sixteen), about as far from each other"
+    )
+    removed: int = Field(
+        description="number of terms of the guaranteed set, the last one that passed in the order of testing; 0 where "
+        "the first one tested did not"
+    )
+    share: ShareOfKind
+
+
+class Guarantee(_Tested):
     """Statement on the share of prompts whose damage is above the budget, tested on held-out prompts, which played
     no part in choosing the set."""
 
     budget: Annotated[Finite, _BUDGET] = Field(description="the largest damage allowed")
-    confidence: Annotated[Finite, CONFIDENCE] = Field(description="probability with which the guarantee holds")
     share_above_limit: Annotated[
         Finite,
         Meaning(
@@ -132,20 +151,6 @@ class Guarantee(WithReasons):
         description="most held-out prompts whose damage may be above the budget for a set to pass; null in a report of "
         "an earlier version",
     )
-    holdout_prompts: int = Field(description="number of prompts that were held out")
-    holdout_sha256: str = Field(
-        description="SHA-256 of the held-out prompts' own SHA-256 in hexadecimal, one a line, in their order"
-    )
-    method: str = Field(description="how the guarantee was tested")
-    tested: list[int] = Field(
-        description="sizes of the sets to be tested on held-out prompts, in this order, up to the plan's set: at most "
-        "five (--effort quick three, thorough sixteen), about as far from each other"
-    )
-    removed: int = Field(
-        description="number of terms of the guaranteed set, the last one that passed in the order of testing; 0 where "
-        "the first one tested did not"
-    )
-    share: ShareOfKind
     saves: SetSize | None = Field(
         description="terms, parameters and bytes that a checkpoint without the guaranteed set saves; null where the "
         "set is empty, or no file can be written without it"
@@ -160,11 +165,10 @@ class Guarantee(WithReasons):
         return f"with {exactly(self.confidence)}% confidence: at most {exactly(self.share_above_limit)}% of prompts"
 
 
-class MeanGuarantee(WithReasons):
+class MeanGuarantee(_Tested):
     """Statement on the mean damage, tested on held-out prompts, which played no part in choosing the set."""
 
     budget: Annotated[Finite, _BUDGET] = Field(description="the largest mean damage allowed")
-    confidence: Annotated[Finite, CONFIDENCE] = Field(description="probability with which the guarantee holds")
     most: Annotated[Finite, Meaning("the metric's", "given", formula="5 budget")] = Field(
         description="what one prompt's damage counts for in the mean, at most: a mean of damages without a bound could "
         "not be bounded from any number of prompts"
@@ -177,20 +181,6 @@ class MeanGuarantee(WithReasons):
         description="mean damage of the guaranteed set on the held-out prompts, each counted in full; null where no "
         "set passed"
     )
-    holdout_prompts: int = Field(description="number of prompts that were held out")
-    holdout_sha256: str = Field(
-        description="SHA-256 of the held-out prompts' own SHA-256 in hexadecimal, one a line, in their order"
-    )
-    method: str = Field(description="how the guarantee was tested")
-    tested: list[int] = Field(
-        description="sizes of the sets to be tested on held-out prompts, in this order, up to the plan's set: at most "
-        "five (--effort quick three, thorough sixteen), about as far from each other"
-    )
-    removed: int = Field(
-        description="number of terms of the guaranteed set, the last one that passed in the order of testing; 0 where "
-        "the first one tested did not"
-    )
-    share: ShareOfKind
 
 
 _COSINE = Meaning(
