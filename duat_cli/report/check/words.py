@@ -33,8 +33,9 @@ def _counted(report: CheckReport, status: str, noun: str) -> str:
 
 
 def policies(report: CheckReport) -> str:
-    """Sources of the policy, as in: default, then my.toml."""
-    return ", then ".join(source.removeprefix("policy ") for source in report.policy)
+    """Sources of the policy, as in: default, then my.toml; 1 rule turned off, by it or by --select."""
+    off = f"; {plural(len(report.off), 'rule')} turned off, by it or by --select" if report.off else ""
+    return ", then ".join(source.removeprefix("policy ") for source in report.policy) + off
 
 
 def looked_at(report: CheckReport) -> list[str]:

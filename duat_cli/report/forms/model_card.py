@@ -47,8 +47,7 @@ def _checked(report: CheckReport) -> str:
     size = sum(file.bytes for file in model.files)
     stored = ", ".join(map(escaped, model.stored))
     rows: list[Row] = [("Verdict", f"**{escaped(verdict(report))}**")]
-    off = f"; {plural(len(report.off), 'rule')} turned off, by it or by --select" if report.off else ""
-    rows += [("Policy", escaped(policies(report)) + off)]
+    rows += [("Policy", escaped(policies(report)))]
     if report.baseline is not None:
         name = "Base" if report.baseline.base else "Baseline"
         rows += [(name, f"{escaped(report.baseline.file)}, {report.baseline.status}")]
