@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from duat_cli.loading.inputs.within import pieces_of
-from duat_cli.models.arrays import relative_error, wide
-from duat_cli.models.discovery.causality import LogitsPass
+from duat_cli.models.discovery.causality import LogitsPass, unmoved
 from duat_cli.models.discovery.modality import Given
 
 
@@ -41,8 +40,7 @@ class Ahead:
     @property
     def why_no_loss(self) -> str | None:
         """Why there is no loss, once the passes have run; None where no word sees a later one."""
-        found = [wide(one.found) for one in self.passes if one.found is not None]
-        close = max(1e-5, 0.5 * torch.finfo(self._model.dtype).eps)  # as of the head
-        if len(found) < 2 or relative_error(*found) <= close:
+        found = [one.found for one in self.passes if one.found is not None]
+        if len(found) < 2 or unmoved(found[0], found[1], self._model.dtype):
             return None
         return f"words that {type(self._model).__name__} reads with a picture see those behind them"

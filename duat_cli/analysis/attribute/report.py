@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import torch
 
@@ -71,7 +71,7 @@ def attributions(
             prompt=found.prompt,
             target=_facts(target, chooser),
             logit=float(found.parts.output[k]),
-            parts=_parts(found, k, named, sources, top, list(prompt.pieces)),
+            parts=_parts(found, k, named, sources, top, prompt.pieces),
             direct=_direct(found, k, float(direct[k]), top),
             flows=found.leading[k].flows,
             residual=float(total[k]),
@@ -113,7 +113,7 @@ def _facts(target: Target, chooser: Chooser) -> TargetFacts:
 
 
 def _parts(
-    found: Found, k: int, named: Sequence[_Named], sources: Sequence[_Named] | None, top: int, pieces: Sequence[int]
+    found: Found, k: int, named: Sequence[_Named], sources: Sequence[_Named] | None, top: int, pieces: Collection[int]
 ) -> Parts:
     parts, leading = found.parts, found.leading[k]
     tokens = zip(named, parts.tokens[k].tolist(), parts.tokens_direct[k].tolist(), strict=True)
@@ -146,7 +146,7 @@ def _parts(
     )
 
 
-def _picture(parts: PromptParts, k: int, places: Sequence[int]) -> PicturePart | None:
+def _picture(parts: PromptParts, k: int, places: Collection[int]) -> PicturePart | None:
     """The part of pictures, videos and sounds; None without any. places: positions of their pieces."""
     if not places:
         return None

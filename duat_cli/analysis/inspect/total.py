@@ -90,8 +90,8 @@ class InspectTotal:
 
     def report(self, head: InspectHead, certificate: Certificate, run: Run) -> InspectReport:
         """The report; at least one prompt has to be added."""
-        own, ran = (head.stored_dtype, head.loaded_dtype), head.environment.dtype
-        ranges = {i: block_range(*own, ran, size) for i, size in self._largest.items()}
+        dtypes = head.stored_dtype, head.loaded_dtype, head.environment.dtype
+        ranges = {i: block_range(*dtypes, size) for i, size in self._largest.items()}
         blocks = [self._block(i, head.block_names[i], ranges[i]) for i in self._means]
         faults = [Skipped(what=f"operator of block {i}", why=why) for i, why in sorted(self._faults.items())]
         return InspectReport(

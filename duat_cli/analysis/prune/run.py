@@ -26,7 +26,7 @@ from duat_cli.analysis.prune.sets.export import chosen_set, kinds_of_blocks, mer
 from duat_cli.analysis.prune.sets.nested import Nested
 from duat_cli.analysis.prune.sets.plan import NONE_UNIFORM, plan_of, short_of_wanted, worse_in_rounds
 from duat_cli.analysis.prune.sets.size import set_size
-from duat_cli.analysis.prune.sets.worth import worth
+from duat_cli.analysis.prune.sets.worth import NO_TOKENS, worth
 from duat_cli.analysis.prune.terms.ablation import Ablator
 from duat_cli.analysis.prune.terms.responses import SEED
 from duat_cli.analysis.prune.wanted import require_set
@@ -266,11 +266,12 @@ def stored_dtype(loaded: LoadedModel) -> torch.dtype:
 
 def _protocol(work: Work) -> Protocol:
     options, losses = work.options, work.losses
-    why = work.no_loss or "no prompt has a next token to predict"
-    if work.metric.name == "hidden":
-        why = "the metric looks at no logits"
     if work.classes is not None:
         why = "the model predicts classes, and the true ones are not known"
+    elif work.metric.name == "hidden":
+        why = "the metric looks at no logits"
+    else:
+        why = work.no_loss or NO_TOKENS
     return Protocol.explained(
         why,
         metric=work.metric.name,

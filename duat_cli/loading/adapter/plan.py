@@ -36,9 +36,10 @@ def _repeated(adapter: AdapterFiles, keys: Keys, base: BaseWeights) -> list[Targ
     tables = [target for target in keys.targets if "trainable_tokens_delta" in target.parts]
     if adapter.method != "TRAINABLE_TOKENS" or len(tables) < 2:
         return []
-    first = {target.module: base.first_name(f"{target.module}.weight") for target in tables}
-    named = {first[target.module] for target in tables if first[target.module].endswith(f"{target.module}.weight")}
-    return [t for t in tables if first[t.module] in named and not first[t.module].endswith(f"{t.module}.weight")]
+    named = [(target, f"{target.module}.weight") for target in tables]
+    first = {name: base.first_name(name) for _, name in named}
+    counted = {full for name, full in first.items() if full.endswith(name)}
+    return [target for target, name in named if first[name] in counted and not first[name].endswith(name)]
 
 
 def _planned(one: Wrapped, siblings: list[Target]) -> Iterator[ParameterPlan]:

@@ -190,6 +190,7 @@ _COSINE = Meaning(
     how="before any layer that the embedder has behind its pooling",
     signed=True,
 )
+_TURNED = "cosine between an embedder's pooled output and that without the set's terms"
 
 
 class PooledCosine(WithReasons):
@@ -203,21 +204,11 @@ class PooledCosine(WithReasons):
         description="what an embedder makes of its final hidden states: as 1_Pooling/config.json states it, else their "
         "mean"
     )
-    mean: Annotated[Finite, _COSINE] = Field(
-        description="mean cosine between an embedder's pooled output and that without the set's terms, over the "
-        "prompts that chose the set"
-    )
-    lowest: Annotated[Finite, _COSINE] = Field(
-        description="lowest cosine between an embedder's pooled output and that without the set's terms, over the "
-        "prompts that chose the set"
-    )
-    held_out_mean: Annotated[Finite | None, _COSINE] = Field(
-        description="mean cosine between an embedder's pooled output and that without the set's terms, over the "
-        "held-out prompts"
-    )
+    mean: Annotated[Finite, _COSINE] = Field(description=f"mean {_TURNED}, over the prompts that chose the set")
+    lowest: Annotated[Finite, _COSINE] = Field(description=f"lowest {_TURNED}, over the prompts that chose the set")
+    held_out_mean: Annotated[Finite | None, _COSINE] = Field(description=f"mean {_TURNED}, over the held-out prompts")
     held_out_lowest: Annotated[Finite | None, _COSINE] = Field(
-        description="lowest cosine between an embedder's pooled output and that without the set's terms, over the "
-        "held-out prompts"
+        description=f"lowest {_TURNED}, over the held-out prompts"
     )
 
 

@@ -218,12 +218,11 @@ class Loss(Metric):
 
     def loss(self, logits: Tensor, given: Given) -> float:
         """Mean next-token loss of one prompt, nats a token. logits: (1, N, vocabulary)."""
-        pieces = by_tokens(logits[0, :-1])
-        targets = self._targets(given).split(len(pieces[0]))
+        pieces, targets = by_tokens(logits[0, :-1]), self._targets(given)
         total = 0.0
-        for piece, target in zip(pieces, targets, strict=True):
+        for piece, target in zip(pieces, targets.split(len(pieces[0])), strict=True):
             total += float(functional.cross_entropy(piece.double(), target, ignore_index=NO_WORD, reduction="sum"))
-        return total / self.count(given)
+        return total / int((targets != NO_WORD).sum())
 
     def count(self, given: Given) -> int:
         """How many tokens of a prompt are predicted."""

@@ -95,8 +95,9 @@ class PrintedReader(Generic[Of]):
 
     def __call__(self, run: BlockRun) -> None:
         block = FrozenBlock(run, self._sites[run.parts.module])
-        if self._output is not None and bool((added := run.input - self._output).any()):
-            for one in self._sets.values():  # features of a picture, which the model adds between two blocks
+        if self._output is not None and not torch.equal(run.input, self._output):
+            added = run.input - self._output  # features of a picture, which the model adds between two blocks
+            for one in self._sets.values():
                 one.held = None if one.held is None else one.held + added
         self._carry(block)
         alone: dict[TermId, Tensor] = {}
