@@ -10,7 +10,7 @@ from torch import Tensor
 
 from duat_cli.loading.inputs.within import pieces_of
 from duat_cli.models.discovery.causality import LogitsPass, unmoved
-from duat_cli.models.discovery.modality import Given
+from duat_cli.models.discovery.modality import Given, for_decoder
 
 
 def words_of(model: Any, given: Given) -> Tensor:
@@ -26,7 +26,7 @@ class Ahead:
     def __init__(self, model: Any, given: Given) -> None:
         self._model = model
         self.passes: list[LogitsPass] = []
-        if isinstance(given, Tensor) or "input_ids" not in given:
+        if isinstance(given, Tensor) or "input_ids" not in given or for_decoder(given):
             return
         ids, words = given["input_ids"], words_of(model, given).nonzero()[:, 0]
         others = [place for place in words.tolist() if ids[0, place] != ids[0, words[-1]]]

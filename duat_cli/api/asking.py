@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ParamSpec, TypedDict, TypeVar, get_args
 
 from duat_cli.analysis.opening import ModelRequest, PromptRequest, open_texts, tokens_of
-from duat_cli.analysis.prune.opening import inputs_apart, of_encoder, open_with_calibration
+from duat_cli.analysis.prune.opening import inputs_apart, of_stack, open_with_calibration
 from duat_cli.api.ground import load_libraries, undisturbed
 from duat_cli.api.settings import one_of, whole, whole_numbers
 from duat_cli.checks.nearest import suggestion
@@ -190,11 +190,15 @@ class Asked:
         if made is None:
             loaded, made = tokens_of(loaded, self._own_tokenizer(), texts, read)
         if files is not None and files.names_blocks:
-            tokenizer = None if files.decoder_prompt is None else self._own_tokenizer()
-            if files.decoder_prompt is not None and tokenizer is None:
-                raise InputError("decoder_prompt: a text needs the tokenizer of the model in memory")
-            loaded, made = with_chosen_blocks(loaded, made, files, tokenizer=tokenizer)
+            loaded, made = with_chosen_blocks(loaded, made, files, tokenizer=self._of_decoder(files))
         return Opened(loaded, made, self._own_tokenizer)
+
+    def _of_decoder(self, files: InputFiles) -> Any:
+        """The tokenizer for a decoder's prompt; None where none is given. Raises InputError where there is none."""
+        tokenizer = None if files.decoder_prompt is None else self._own_tokenizer()
+        if files.decoder_prompt is not None and tokenizer is None:
+            raise InputError("decoder_prompt: a text needs the tokenizer of the model in memory")
+        return tokenizer
 
     def open_apart(
         self, task: Task, holdout: str | None, progress: Progress
@@ -203,19 +207,21 @@ class Asked:
         if not self.in_memory:
             return open_with_calibration(self.request(task), self.texts, holdout, None, progress)[:3]
         read, apart, bundled = self.texts.read_apart(holdout, progress)
-        loaded = self._loaded(progress)
+        loaded, made = self._loaded(progress), None
         if (files := self.files) is not None:
             from duat_cli.analysis.prepared import open_given
 
             loaded, made = open_given(loaded, self.tokenizer, self.texts, files.without_blocks, read)
-            loaded = of_encoder(loaded, files)
-            if made is not None:
-                return loaded, *inputs_apart(made, holdout, task.pruning)[:2]
-        tokenizer = self._own_tokenizer()
-        loaded, prompts = tokens_of(loaded, tokenizer, self.texts, read)
-        others = replace(self.texts, file=self.texts.file if bundled else holdout)
-        loaded, held_out = tokens_of(loaded, tokenizer, others, apart)
-        return loaded, prompts, held_out
+        if made is not None:
+            sets = inputs_apart(made, holdout, task.pruning)
+        else:
+            loaded, prompts = tokens_of(loaded, self._own_tokenizer(), self.texts, read)
+            others = replace(self.texts, file=self.texts.file if bundled else holdout)
+            loaded, held_out = tokens_of(loaded, self._own_tokenizer(), others, apart)
+            sets = prompts, held_out, []
+        if files is not None:
+            return of_stack(loaded, sets, files, tokenizer=self._of_decoder(files))[:3]
+        return loaded, *sets[:2]
 
     def refuse_unfit(self, read: list[PromptText]) -> None:
         """Raises InputError for a caller's prompt that the model in memory cannot read, before it runs. Does nothing

@@ -264,6 +264,7 @@ def prune_bound(
     audio: File | Sequence[File] | None = None,
     inputs: Tensors | None = None,
     stack: StackName | None = None,
+    decoder_prompt: str | None = None,
     granularity: str | Iterable[str] | None = None,
     metric: MetricName | None = None,
     effort: Literal["quick", "default", "thorough"] = "default",
@@ -283,9 +284,9 @@ def prune_bound(
 ) -> PruneResult:
     """`duat prune-bound`: what can be removed, and how far the output moves. Also for a model in memory.
 
-    holdout: a file of prompts that test the chosen sets, or a share of the prompts. image, audio, inputs, stack: as in
-    `inspect`, without a decoder. remove: the share of the blocks' or all parameters that a set has to hold. criteria:
-    whether sets chosen by other criteria are run on the held-out prompts. Only the command writes sets.
+    holdout: a file of prompts that test the chosen sets, or a share of the prompts. image, audio, inputs, stack,
+    decoder_prompt: as in `inspect`. remove: the share of the blocks' or all parameters that a set has to hold.
+    criteria: whether sets chosen by other criteria are run on the held-out prompts. Only the command writes sets.
     """
     from duat_cli.analysis.prune.run import prune_bound as compute
 
@@ -304,7 +305,7 @@ def prune_bound(
         ablate_mean=ablate == "mean", uniform=uniform, joint=apart(kinds), remove=remove, of_all=remove_of == "all",
         rounds=rounds, criteria=criteria, effort=effort,
     )  # fmt: skip
-    files = input_files(image, audio, inputs, no_decoder(stack, "prune-bound removes terms of"))
+    files = input_files(image, audio, inputs, stack, decoder_prompt)
     asked = Asked(model, tokenizer, prompts, prompts_file, max_tokens, loading, files, chat=chat)
     task, held = Task("prune-bound", pruning=options), None if holdout is None else str(holdout)
     outcome = compute(*asked.open_apart(task, held, heard(progress)), options, heard(progress))

@@ -80,7 +80,7 @@ class Work:
         self._session, self._chooser, self._progress = session, chooser, progress
         self._leading, self._heads, self.count = leading, heads, count
         loaded = session.loaded
-        self._model = loaded.pair or loaded.model
+        self._model = loaded.headed
         probe = probe_inputs(stack_of(loaded.model), loaded.like, DISCOVERY_TOKENS, loaded.device)
         ids = probe if isinstance(probe, Tensor) else probe["input_ids"]
         self._probe = _Prompt(-1, ids, Prediction(self._model, probe))

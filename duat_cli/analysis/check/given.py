@@ -35,7 +35,7 @@ def check_given(
     also: options of `inspect` beyond those that the policy asks for. Nothing is cached, as weights in memory change.
     As for files, the DuatError of a model that cannot run is raised if no rule reports it.
     """
-    whole = loaded.whole or loaded.pair or loaded.model
+    whole = loaded.named
     files = replace(loaded.files, config=whole.config.to_dict())
     weights = facts_of(streamed(whole, files.tensors), len(files.tensors), progress)
     evidence = Evidence(files, weights)

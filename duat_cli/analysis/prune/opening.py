@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from duat_cli.analysis.opening import encoded, load_found, noted
 from duat_cli.errors import InputError
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from duat_cli.loading.inputs.request import InputFiles
     from duat_cli.loading.model.load import LoadedModel
     from duat_cli.loading.prompts import Prompt
+
+Sets: TypeAlias = "tuple[list[Prompt], list[Prompt], list[Prompt]]"
+"""Prompts to choose sets with, those held out, and those that a repair is fitted to."""
 
 
 def open_with_calibration(
@@ -43,21 +46,25 @@ def open_with_calibration(
             from duat_cli.analysis.prepared import open_prepared, part_of
         made = open_prepared(model, found, texts, asked, read, progress, share_of(holdout))
         if made is not None:
-            return of_encoder(made[0], files), *inputs_apart(made[1], holdout, pruning, calibration)
+            sets = inputs_apart(made[1], holdout, pruning, calibration)
+            return of_stack(made[0], sets, files, trust_remote_code=model.trust_remote_code)
         if pruning is not None:
             pruning.require_held_out(len(apart))
     loaded, tokenizer = load_found(model, found, texts, read, progress, apart, fitted)
     if files is not None:
-        loaded = of_encoder(part_of(loaded, asked.part), files)
+        loaded = part_of(loaded, asked.part)
     prompts, notes = encoded(tokenizer, loaded, read, texts.max_tokens, bundled=not texts.own)
     held_out, more = encoded(tokenizer, loaded, apart, texts.max_tokens, bundled=bundled)
     fitting, _ = encoded(tokenizer, loaded, fitted, texts.max_tokens, bundled=False)
-    return noted(loaded, [*notes, *more]), prompts, held_out, fitting
+    loaded, sets = noted(loaded, [*notes, *more]), (prompts, held_out, fitting)
+    if files is None:
+        return loaded, *sets
+    return of_stack(loaded, sets, files, trust_remote_code=model.trust_remote_code)
 
 
 def inputs_apart(
     prompts: Sequence[Prompt], holdout: str | None, pruning: PruneOptions | None, calibration: str | None = None
-) -> tuple[list[Prompt], list[Prompt], list[Prompt]]:
+) -> Sets:
     """Pictures or sounds, or texts with pictures, to choose sets with; those held out; and an empty list for a repair.
     Held out is the share of them that `holdout` states, or none. Raises InputError for files, which would hold texts,
     and where too few are held out."""
@@ -76,12 +83,17 @@ def inputs_apart(
     return kept, apart, []
 
 
-def of_encoder(loaded: LoadedModel, files: InputFiles) -> LoadedModel:
-    """The model, with its stack named for --stack encoder. Raises InputError where it is no encoder-decoder."""
-    from duat_cli.models.discovery.modality import is_pair
+def of_stack(
+    loaded: LoadedModel, sets: Sets, files: InputFiles, *, trust_remote_code: bool = False, tokenizer: Any = None
+) -> tuple[LoadedModel, list[Prompt], list[Prompt], list[Prompt]]:
+    """The stack of an encoder-decoder that --stack names, and the prompts of each set as it reads them. tokenizer: as
+    for `with_chosen_blocks`."""
+    from duat_cli.analysis.decoding import with_chosen_blocks
 
-    if files.stack != "encoder":
-        return loaded
-    if not is_pair(loaded.model):
-        raise InputError(f"--stack encoder: {type(loaded.model).__name__} is no encoder with a decoder; leave it out")
-    return replace(loaded, stack="encoder")
+    if not files.names_blocks:
+        return loaded, *sets
+    loaded, read = with_chosen_blocks(
+        loaded, [*sets[0], *sets[1], *sets[2]], files, trust_remote_code=trust_remote_code, tokenizer=tokenizer
+    )
+    apart = len(sets[0]), len(sets[0]) + len(sets[1])
+    return loaded, read[: apart[0]], read[apart[0] : apart[1]], read[apart[1] :]

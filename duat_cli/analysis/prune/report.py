@@ -6,6 +6,7 @@ import functools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
+from typing import get_args
 
 import torch
 from torch import Tensor, nn
@@ -127,25 +128,29 @@ def blocks_of(work: Work, terms: Sequence[PruneTerm]) -> list[PruneBlock]:
     by_place = by_key(((term.block, term.kind), term) for term in terms)
     found = []
     for number in range(len(session.structure.calls)):
-        there = {kind: by_place.get((number, kind), []) for kind in _FIELDS}
+        there: dict[str, list[PruneTerm]] = {kind: by_place.get((number, kind), []) for kind in get_args(Kind)}
+        sites = work.sites[session.structure.calls[number]].of("attention")
+        crossing = {site.offset for site in sites if session.structure.block(number).parts.in_cross(site.module)}
+        there["cross"] = [term for term in there["attention"] if term.index in crossing]
+        there["attention"] = [term for term in there["attention"] if term.index not in crossing]
         reasons = {
             field: f"the block has no {name}" if kind in options.kinds else f"--granularity leaves {kind} out"
-            for kind, (field, name) in _FIELDS.items()
-            if not there[kind]
+            for part, (field, kind, name) in _FIELDS.items()
+            if not there[part]
         }
-        parts: dict[str, object] = {}  # fields of the block, of its attention and of its FFN
-        for kind in _PARTS:
-            parts[kind] = _largest([t.linearised for t in there[kind]])
-            parts[f"{kind}_measured"] = measured = _largest([t.measured for t in there[kind]])
+        parts: dict[str, object] = {}  # fields of the block, of its attentions and of its FFN
+        for part in _PARTS:
+            parts[part] = _largest([t.linearised for t in there[part]])
+            parts[f"{part}_measured"] = measured = _largest([t.measured for t in there[part]])
             if measured is None:
-                reasons[f"{kind}_measured"] = NOT_ABLATED if there[kind] else reasons[kind]
-        for kind in _PARTS[1:]:
-            parts |= _bounds(kind, there[kind], reasons)
+                reasons[f"{part}_measured"] = NOT_ABLATED if there[part] else reasons[part]
+        for part in ("attention", "ffn"):
+            parts |= _bounds(part, there[part], reasons)
         found.append(
             PruneBlock(
                 index=number,
                 name=session.structure.block(number).parts.name,
-                heads=_heads(there["head"], session.kv_heads),
+                heads=_heads(there["head"], work.parameters[session.structure.calls[number]].group),
                 neurons=_neurons(there["neuron"], options.budget),
                 **parts,  # type: ignore[arg-type]
                 reasons=reasons,
@@ -171,13 +176,14 @@ def _bounds(name: str, there: list[PruneTerm], reasons: dict[str, str]) -> dict[
     return {field: value for field, (value, _) in found.items()}
 
 
-_PARTS: tuple[Kind, ...] = ("block", "attention", "ffn")
-_FIELDS: dict[Kind, tuple[str, str]] = {
-    "block": ("block", "block"),
-    "attention": ("attention", "softmax attention"),
-    "ffn": ("ffn", "FFN that could be told apart"),
-    "head": ("heads", "heads that could be told apart"),
-    "neuron": ("neurons", "neurons that could be told apart"),
+_PARTS = ("block", "attention", "cross", "ffn")
+_FIELDS: dict[str, tuple[str, Kind, str]] = {  # part of a block -> field, kind of its terms, name
+    "block": ("block", "block", "block"),
+    "attention": ("attention", "attention", "softmax attention"),
+    "cross": ("cross", "attention", "cross-attention"),
+    "ffn": ("ffn", "ffn", "FFN that could be told apart"),
+    "head": ("heads", "head", "heads that could be told apart"),
+    "neuron": ("neurons", "neuron", "neurons that could be told apart"),
 }
 
 
@@ -186,13 +192,14 @@ def _largest(values: Sequence[float | None]) -> float | None:
     return max(known) if known and len(known) == len(values) else None
 
 
-def _heads(heads: list[PruneTerm], kv_heads: int) -> HeadSummary | None:
+def _heads(heads: list[PruneTerm], group: int) -> HeadSummary | None:
+    """group: how many neighbouring heads share a key and value head."""
     if not heads:
         return None
     ordered = sorted(heads, key=lambda t: t.linearised or 0.0)
     return HeadSummary(
         count=len(heads),
-        kv_heads=kv_heads,
+        kv_heads=len(heads) // group,
         least=ordered[0].linearised,
         least_index=ordered[0].index,
         largest=ordered[-1].linearised,

@@ -62,7 +62,7 @@ class Responder:
         self._session, self._ground, self._terms, self._given = session, ground, terms, given
         self._structure, self._weights = session.structure, session.weights
         self._probes, self._means = probes, means
-        model = session.loaded.model
+        model = session.loaded.headed
         # the loss of Taylor's criterion; None for a model that predicts no next token
         self._loss = None if ground.no_loss else Loss(model)
 
@@ -95,7 +95,7 @@ class Responder:
     def _slopes(self, numbers: Sequence[int], recorded: Sequence[Recorded]) -> list[Responses | None]:
         """Responses to the gradient of the loss; None where there is no loss or, with metric nll, where the metric's
         responses have it already. The loss needs a pass that ends in logits."""
-        name, model = self._ground.metric.name, self._session.loaded.model
+        name, model = self._ground.metric.name, self._session.loaded.headed
         wanted = [number for number in numbers if self._scored(number) and name != "nll"]
         known = self._ground.logits
         apart = [number for number in wanted if name == "hidden" and number not in known]

@@ -29,7 +29,7 @@ from duat_cli.analysis.prune.sets.size import set_size
 from duat_cli.analysis.prune.sets.worth import NO_TOKENS, worth
 from duat_cli.analysis.prune.terms.ablation import Ablator
 from duat_cli.analysis.prune.terms.responses import SEED
-from duat_cli.analysis.prune.wanted import require_set
+from duat_cli.analysis.prune.wanted import numbered, require_set
 from duat_cli.analysis.prune.work import Work
 from duat_cli.analysis.session import Session, prompt_facts
 from duat_cli.compat.libc import give_back_free_memory
@@ -101,10 +101,10 @@ class PruneOutcome:
             gone = [term.block for term in terms]
             path = loaded.name if loaded.revision else str(loaded.files.path)
             dtype = str(most_stored(loaded.files) or loaded.model.dtype).removeprefix("torch.")
-            kinds = kinds_of_blocks(loaded.model, self.session.structure, gone)
+            kinds = kinds_of_blocks(loaded.headed, self.session.structure, gone)
             return mergekit_slices(facts.blocks, gone, model=path, dtype=dtype, kinds=kinds)
         structure, weights = self.session.structure, self.session.weights
-        chosen = chosen_set(loaded.whole or loaded.model, structure, self.ablator.sites, terms, facts, weights)
+        chosen = chosen_set(loaded.named, structure, self.ablator.sites, terms, facts, weights)
         return chosen.model_dump_json(indent=2) + "\n"
 
     def applied(self, terms: Sequence[TermId], directory: Path) -> Written:
@@ -113,7 +113,7 @@ class PruneOutcome:
         loaded, repaired = self.session.loaded, None if self.repairer is None else self.repairer.repaired(terms)
         changed: AbstractContextManager[None] = repaired.in_place() if repaired else nullcontext()
         if self.ablator.means is not None:
-            changed = exchanged(biases(loaded.model, self.ablator, terms, stored_dtype(loaded)))
+            changed = exchanged(biases(loaded.headed, self.ablator, terms, stored_dtype(loaded)))
         with changed:
             structure, sites = self.session.structure, self.ablator.sites
             done = apply_terms(loaded, structure, sites, self.parameters, terms, directory)
@@ -153,7 +153,7 @@ class Begun:
         if not work.options.repair:
             return None
         dtype = stored_dtype(loaded)
-        return Repairer(loaded.model, work.ablator, work.prompts, self.calibration, dtype, work.processes)
+        return Repairer(loaded.headed, work.ablator, work.prompts, self.calibration, dtype, work.processes)
 
 
 def prune_bound(
@@ -185,7 +185,7 @@ def begin(
 ) -> Begun:
     """Checks and prepares everything before the prompts run. in_parts: as for `Work`."""
     _require_finite(loaded)
-    if "input_ids" in (loaded.like or {}) and placeholder_of(loaded.model.config) is None:
+    if loaded.pair is None and "input_ids" in (loaded.like or {}) and placeholder_of(loaded.model.config) is None:
         raise InputError(f"{type(loaded.model).__name__} {BESIDE}")
     if options.repair and loaded.paged is not None:
         raise InputError(STREAMED)
@@ -248,6 +248,7 @@ def conclude(begun: Begun) -> PruneOutcome:
         warnings=[
             *session.warnings(),
             *begun.notes,
+            *numbered(session.structure, work.sites),
             *repairs.warnings,
             *short_of_wanted(plans),
             *worse_in_rounds(plans),

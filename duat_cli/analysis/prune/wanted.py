@@ -42,6 +42,16 @@ def kinds_of(
     return tuple(kept)
 
 
+def numbered(structure: ModelStructure, sites: Sites) -> list[str]:
+    """The note on the numbers of a decoder's terms; empty for a model without cross-attention."""
+    for block in structure.blocks:
+        crossing = [site for site in sites[block.parts.module].sites if block.parts.in_cross(site.module)]
+        if crossing:
+            named = [indices(site.kind, list(range(site.offset, site.offset + site.count))) for site in crossing]
+            return [f"cross-attention is numbered behind a block's own attention: {' and '.join(named)}"]
+    return []
+
+
 def require_set(named: int | None, terms: int, granularity: str) -> None:
     """Raises InputError where `named` of `terms` terms cannot be removed; None is always allowed."""
     if named is None:

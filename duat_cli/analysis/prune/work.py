@@ -100,7 +100,7 @@ class Work:
         self.errors: list[float] = []
         self.nested: dict[str, Nested] = {}
         self.parameters = self._ground.parameters
-        self.sizes = Sizes.of(session.loaded.model, self.structure, self.parameters, self.terms)
+        self.sizes = Sizes.of(session.loaded.headed, self.structure, self.parameters, self.terms)
         self.groups = [Group(kinds, self.terms, self.sizes, options) for kinds in options.groups(self.kinds)]
         for group in self.groups:
             require_set(options.named, sum(self._counts(group.kinds).values()), group.name)

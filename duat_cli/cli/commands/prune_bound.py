@@ -135,7 +135,7 @@ def prune_bound(
     model: str | None = options.MODEL,
     *,
     asked: Pruning,
-    files: options.NoDecoder,
+    files: options.OneStack,
     loading: options.Loading,
     shown: options.Page,
     wide: bool = options.WIDE,
@@ -151,12 +151,10 @@ def prune_bound(
     from duat_cli.analysis.opening import PromptRequest
     from duat_cli.analysis.plan.task import Task
     from duat_cli.analysis.prune.opening import open_with_calibration
-    from duat_cli.api.settings import no_decoder
     from duat_cli.compat.libc import keep_freed_memory
     from duat_cli.loading.model.gpu import use_gpu
 
     wanted = loading.request(model)
-    no_decoder(files.stack, "prune-bound removes terms of")
     talk, settings, out, given = talk_of(voice), asked.settings(), asked.out, files.given()
     if out is not None:
         options.refuse_stack(given)

@@ -93,7 +93,12 @@ class LoadedModel:
     def named(self) -> PreTrainedModel:
         """The model whose modules have the names used in the files: `model`, or with --stack the model it is a part
         of."""
-        return self.model if self.whole is None else self.whole
+        return self.whole or self.headed
+
+    @property
+    def headed(self) -> PreTrainedModel:
+        """The model with the head: `model`, or the encoder-decoder that it is the decoder of."""
+        return self.pair or self.model
 
     def bring(self, module: nn.Module) -> None:
         """Brings the weights of this module into memory, if weights are read block by block."""

@@ -42,7 +42,8 @@ class Each(Protocol):
 
 def in_turn(work: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
     """The results computed in this process, each item once the previous result is taken."""
-    return map(work, items)
+    for item in items:  # no `map`, which a StopIteration that escapes from `work` would end without a word
+        yield work(item)
 
 
 class _Said(NamedTuple):
@@ -88,7 +89,7 @@ class Processes:
         """Like `each`, but the first item is worked on in this process, so that what it finds out about the model is
         there when others are forked."""
         left = iter(items)
-        yield from map(work, itertools.islice(left, 1))
+        yield from in_turn(work, itertools.islice(left, 1))
         yield from self.each(work, left)
 
     def _shared(self, work: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:

@@ -99,3 +99,10 @@ class BlockParts:
     def is_cross(self, module: nn.Module) -> bool:
         """Whether a unit call of this module is one of cross-attention."""
         return self.cross is not None and self.cross.module is module
+
+    def in_cross(self, module: nn.Module) -> bool:
+        """Whether the module is cross-attention or a layer of it, also one behind the module itself (BERT's)."""
+        if self.cross is None:
+            return False
+        output = self.cross.output_projection
+        return module in set(self.cross.module.modules()) or (output is not None and module is output.linear)

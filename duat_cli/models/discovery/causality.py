@@ -13,8 +13,8 @@ from torch import Tensor
 from duat_cli.compat.transformers import encoder_output, stated
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.arrays import relative_error, wide
-from duat_cli.models.discovery.modality import STATES, Given, is_pair, of_libraries, stack_of, without_decoder
-from duat_cli.models.discovery.structure import DISCOVERY_TOKENS, probe_ids, probe_inputs, run_stack
+from duat_cli.models.discovery.modality import STATES, Given, for_decoder, is_pair, of_libraries, part_reading, stack_of
+from duat_cli.models.discovery.structure import DISCOVERY_TOKENS, probe_inputs, run_stack
 from duat_cli.models.instrument.calls import taken_by
 from duat_cli.models.instrument.hooks import patched
 
@@ -39,18 +39,18 @@ class HeadTest:
     def __init__(
         self, model: Any, stack: Any, device: str | None = None, like: Mapping[str, Tensor] | None = None
     ) -> None:
-        """device, like: as in `probe_inputs`."""
+        """device, like: as in `probe_inputs`. model: for a decoder's `stack` the encoder-decoder, whose head it has."""
         self._name, self._dtype = type(model).__name__, model.dtype
-        self._pair, self._labels = is_pair(model), is_classifier(model, stack)
+        decodes = for_decoder(like)
+        self._pair, self._labels = is_pair(model) and not decodes, is_classifier(model, stack)
         self._texts = like is None or "input_ids" in like  # pictures within a text stand among its tokens
         self._writes = bool(getattr(model, "can_generate", bool)())  # such as BLIP, whose decoder has the head
         self.passes: list[LogitsPass] = []
         if self._labels and class_count(model):
             self.passes = [LogitsPass(model, probe_inputs(stack, like, DISCOVERY_TOKENS, device))]
-        elif self._texts and _may_have_head(model, stack):
-            ids = probe_ids(stack, DISCOVERY_TOKENS, device)
-            other = torch.cat([ids[:, :KEPT], ids[:, : DISCOVERY_TOKENS - KEPT]], dim=1)
-            self.passes = [LogitsPass(model, ids), LogitsPass(model, other)]
+        elif self._texts and _may_have_head(model, stack, decodes=decodes):
+            probe = probe_inputs(stack, like if decodes else None, DISCOVERY_TOKENS, device)
+            self.passes = [LogitsPass(model, probe), LogitsPass(model, _changed_behind(probe))]
 
     @property
     def exists(self) -> bool:
@@ -131,7 +131,7 @@ class LogitsPass:
 
     def run(self) -> None:
         # a class for pretraining may hold its head's output under another name
-        logits = getattr(run_stack(self._model, self._given), "logits", None)
+        logits = getattr(run_headed(self._model, self._given), "logits", None)
         if not isinstance(logits, Tensor):
             return
         if logits.shape[:-1] == self._shape and over_tokens(self._model, logits):
@@ -172,12 +172,19 @@ def class_count(model: Any) -> int:
     return labels if apart and labels > 1 else 0
 
 
-def _may_have_head(model: Any, stack: Any) -> bool:
-    if getattr(model.config, "is_encoder_decoder", False):
+def _may_have_head(model: Any, stack: Any, *, decodes: bool) -> bool:
+    if getattr(model.config, "is_encoder_decoder", False) and not decodes:
         return False
     if model is stack:  # a custom class may hold blocks and head; transformers' classes have a model for the blocks
         return not of_libraries(model)
     return hasattr(model, "get_output_embeddings") and model.get_output_embeddings() is not None
+
+
+def _changed_behind(given: Given) -> Given:
+    """The input with other tokens behind the first `KEPT`."""
+    ids = given if isinstance(given, Tensor) else given["input_ids"]
+    other = torch.cat([ids[:, :KEPT], ids[:, : DISCOVERY_TOKENS - KEPT]], dim=1)
+    return other if isinstance(given, Tensor) else {**given, "input_ids": other}
 
 
 def over_tokens(model: Any, logits: Tensor) -> bool:
@@ -189,8 +196,8 @@ def over_tokens(model: Any, logits: Tensor) -> bool:
 @torch.no_grad()
 def probe_output(model: Any, like: Mapping[str, Tensor] | None = None) -> Tensor:
     """The output of a model for the tokens that discovery reads: logits, or hidden states; of an encoder-decoder the
-    output of its encoder. like: as in `probe_inputs`."""
-    stack = without_decoder(model)
+    output of the part that reads inputs like these. like: as in `probe_inputs`."""
+    stack = part_reading(model, like)
     found: Tensor = run_stack(stack, probe_inputs(stack, like, DISCOVERY_TOKENS))[0]
     return found
 
@@ -246,6 +253,11 @@ def decoder_logits(pair: Any, decoder: Any, output: Any, given: Mapping[str, Ten
     except UnsupportedModelError:
         return None
     return logits[0] if isinstance(logits, Tensor) and logits.shape[:-1] == given["input_ids"].shape else None
+
+
+def run_headed(model: Any, given: Given) -> Any:
+    """The output of a model with its head; of an encoder-decoder that is given its encoder's states, by its decoder."""
+    return run_pair(model, given) if for_decoder(given) and is_pair(model) else run_stack(model, given)
 
 
 def run_pair(pair: Any, given: Mapping[str, Tensor]) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -78,6 +78,17 @@ def is_pair(model: Any) -> bool:
 def without_decoder(model: Any) -> Any:
     """The encoder of an encoder-decoder, else the model with its head."""
     return model.get_encoder() if is_pair(model) else model
+
+
+def for_decoder(given: Given | None) -> TypeGuard[Mapping[str, Tensor]]:
+    """Whether an input is a decoder's: token ids with the states of an encoder."""
+    return isinstance(given, Mapping) and STATES in given
+
+
+def part_reading(model: Any, given: Given | None) -> Any:
+    """The part of a model that an input is for: of an encoder-decoder, the decoder for states of the encoder, and the
+    encoder for any other input; else the model with its head."""
+    return decoder_of(model) if for_decoder(given) else without_decoder(model)
 
 
 def decoder_of(model: Any) -> Any:

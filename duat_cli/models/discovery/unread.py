@@ -30,7 +30,8 @@ def decoder_note(model: Any) -> list[str]:
     """The note on an encoder-decoder of which only the encoder is read; empty for any other model."""
     if not is_pair(model):
         return []
-    return [ENCODER_ALONE + ("; inspect, verify, attribute and check take --stack decoder" if writes(model) else "")]
+    read = "; inspect, verify, attribute, prune-bound and check take --stack decoder" if writes(model) else ""
+    return [ENCODER_ALONE + read]
 
 
 def unread_attention(model: Any, ran: Collection[nn.Module]) -> list[str]:

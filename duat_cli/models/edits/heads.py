@@ -62,6 +62,8 @@ def head_layers(parts: BlockParts, written: Trace) -> HeadLayers:
     Raises UnsupportedModelError for any other attention.
     """
     calls = written.attention_of(parts.attention)
+    if parts.cross is not None:
+        raise UnsupportedModelError("its cross-attention has heads too, of which a config states the same number")
     if len(calls) != 1 or len(parts.attention) != 1 or parts.output_projection is None:
         raise UnsupportedModelError("its heads are not those of one attention with one output projection")
     groups, width, heads = calls[0].value.shape[1], calls[0].value.shape[-1], calls[0].output.shape[2]

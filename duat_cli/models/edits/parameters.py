@@ -59,7 +59,8 @@ def _share(parts: BlockParts, site: Site, layers_of: Callable[[nn.Module], Neuro
         own = site.module.parameters(recurse=False)
         return _count(p for p in own if p.ndim >= 2 and p.shape[0] == site.count) / site.count
     if site.kind in ("head", "attention"):
-        modules = [m for attention in parts.attention for m in parts.modules_of(attention)]
+        attentions = parts.attending[-1:] if parts.in_cross(site.module) else parts.attention
+        modules = [m for attention in attentions for m in parts.modules_of(attention)]
         held = {p for module in modules for p in module.parameters(recurse=False)}
         return _count(held | set(site.module.parameters())) / site.count
     unit = site.unit or next((u for u in parts.units if site.module in set(u.modules())), None)

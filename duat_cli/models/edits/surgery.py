@@ -15,14 +15,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedConfig
 
 from duat_cli.compat.torch import children_of
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.block.linears import applied_axis
+from duat_cli.models.discovery.modality import is_pair
 from duat_cli.models.discovery.structure import ModelStructure
 from duat_cli.models.holding import holding
 from duat_cli.models.terms.sites import BlockSites, Site, Sites, TermId, by_block
 
+_DECODERS = "decoder_layers", "num_decoder_layers", "decoder_num_hidden_layers"
 _PER_LAYER = re.compile(r"layer|block|type|pattern")
 
 
@@ -189,7 +192,9 @@ def without_blocks(model: Any, structure: ModelStructure, numbers: Sequence[int]
     try:
         children_of(holder).clear()
         children_of(holder).update({str(place): structure.calls[k] for place, k in enumerate(keep)})
-        model.config = config_without_blocks(config, len(structure.calls), keep)
+        decodes = is_pair(model) and structure.stack in set(model.get_decoder().modules())
+        cut = config_without_decoders if decodes else config_without_blocks
+        model.config = cut(config, len(structure.calls), keep)
         yield
     finally:
         children_of(holder).clear()
@@ -225,4 +230,19 @@ def config_without_blocks(config: Any, blocks: int, keep: Sequence[int]) -> Any:
         setattr(text, name, [value[k] for k in keep])
     if declared:
         text.per_layer_config = {place: declared[k] for place, k in enumerate(keep) if k in declared}
+    return config
+
+
+def config_without_decoders(config: Any, blocks: int, keep: Sequence[int]) -> Any:
+    """A copy of the config of an encoder-decoder with fewer blocks in its decoder, as `config_without_blocks`: in the
+    decoder's own config, or by the number of its blocks."""
+    config = copy.deepcopy(config)
+    if isinstance(own := getattr(config, "decoder", None), PreTrainedConfig):
+        config.decoder = config_without_blocks(own, blocks, keep)
+        return config
+    stated = [name for name in _DECODERS if getattr(config, name, None) == blocks]
+    if not stated:
+        raise UnsupportedModelError("its config does not state the number of its decoder's blocks")
+    for name in stated:
+        setattr(config, name, len(keep))
     return config

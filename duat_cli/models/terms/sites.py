@@ -25,7 +25,7 @@ from duat_cli.grouping import by_key
 from duat_cli.kinds import Kind
 from duat_cli.models.arrays import relative_error, rounding, same_storage
 from duat_cli.models.block.linears import has_matrix
-from duat_cli.models.block.parts import BlockParts
+from duat_cli.models.block.parts import BlockParts, CrossAttention
 from duat_cli.models.block.slots import joined, parted, put, slots_of, taken
 from duat_cli.models.discovery.structure import DISCOVERY_TOKENS, ModelStructure, probe_inputs, probe_trace
 from duat_cli.models.instrument.calls import without_cache
@@ -195,6 +195,26 @@ def _sites(parts: BlockParts, written: Trace) -> BlockSites:
 
 
 def _attention_sites(parts: BlockParts, written: Trace, found: list[Site], reasons: dict[Kind, str]) -> None:
+    _own_sites(parts, written, found, reasons)
+    if parts.cross is not None:
+        _cross_sites(parts.cross, written, found, reasons)
+
+
+def _cross_sites(cross: CrossAttention, written: Trace, found: list[Site], reasons: dict[Kind, str]) -> None:
+    """The sites of cross-attention, whose terms are numbered behind those of the block's own attention."""
+    heads, before = (sum(site.count for site in found if site.kind == kind) for kind in ("head", "attention"))
+    if cross.output_projection is None:
+        reasons["head"] = "no linear layer takes the concatenated heads of its cross-attention"
+        found.append(Site("attention", cross.module, "output", 1, before))
+        return
+    projection = cross.output_projection.linear
+    end = cross.module if projection in set(cross.module.modules()) else projection  # a replay runs no layer inside
+    call = next(c for c in written.attention if c.module is cross.module)
+    found.append(Site("attention", end, "output", 1, before))
+    found.append(Site("head", projection, "input", call.output.shape[2], heads))
+
+
+def _own_sites(parts: BlockParts, written: Trace, found: list[Site], reasons: dict[Kind, str]) -> None:
     if not parts.attention:
         reasons |= dict.fromkeys(("attention", "head"), "the block has no softmax attention")
         return

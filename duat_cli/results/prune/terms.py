@@ -220,6 +220,9 @@ class PruneBlock(WithReasons):
     attention: Annotated[Finite | None, _LINEARISED] = Field(
         description="predicted damage of removing the block's attention; the largest where the block has several"
     )
+    cross: Annotated[Finite | None, _LINEARISED] = Field(
+        None, description="predicted damage of removing the cross-attention of a decoder's block"
+    )
     ffn: Annotated[Finite | None, _LINEARISED] = Field(
         description="predicted damage of removing the block's FFN; the largest where the block has several"
     )
@@ -229,6 +232,10 @@ class PruneBlock(WithReasons):
     attention_measured: Annotated[Finite | None, ABLATED] = Field(
         description="damage of really removing the block's attention, the largest where the block has several; null "
         "where one of them was not ablated"
+    )
+    cross_measured: Annotated[Finite | None, ABLATED] = Field(
+        None,
+        description="damage of really removing the cross-attention of a decoder's block; null where it was not ablated",
     )
     ffn_measured: Annotated[Finite | None, ABLATED] = Field(
         description="damage of really removing the block's FFN, the largest where the block has several; null where "

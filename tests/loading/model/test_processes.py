@@ -15,7 +15,7 @@ from torch import nn
 
 from duat_cli.compat.libc import resident_memory
 from duat_cli.errors import DuatError, InputError, UnsupportedModelError
-from duat_cli.loading.model.processes import Processes
+from duat_cli.loading.model.processes import Processes, in_turn
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux alone")
 
@@ -179,3 +179,11 @@ def test_memory_of_the_others_is_counted_with_this_one_s() -> None:
     shared, before = processes()[0], resident_memory()
     list(shared.each(lambda _: float(torch.ones(1 << 24).sum()), range(2)))  # 64 MiB each
     assert shared.memory > before + (64 << 20)
+
+
+def test_an_iterator_that_ends_inside_the_work_does_not_end_the_prompts() -> None:
+    """`map` would stop at the first StopIteration, as if there were no more items."""
+    alone = Processes(1, lambda *_: None, nn.Linear(1, 1))
+    for results in (in_turn, alone.each, alone.first_here):
+        with pytest.raises(RuntimeError, match="StopIteration"):
+            list(results(lambda _: next(iter(())), range(3)))

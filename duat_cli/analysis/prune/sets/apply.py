@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from duat_cli.analysis.prune.sets.cut import Cut, cuts_of
 from duat_cli.compat.safetensors import system_error
+from duat_cli.compat.transformers import encoder_output
 from duat_cli.errors import DuatError, InputError, UnsupportedModelError
 from duat_cli.loading.checkpoint.dtypes import STORED_FLOATS
 from duat_cli.loading.checkpoint.files import plain_mode, read_json
@@ -36,7 +37,7 @@ from duat_cli.loading.model.load import LoadedModel, load
 from duat_cli.loading.quiet import described, hushed
 from duat_cli.models.arrays import relative_error, tolerance_for
 from duat_cli.models.discovery.causality import probe_output
-from duat_cli.models.discovery.modality import is_pair, without_decoder
+from duat_cli.models.discovery.modality import STATES, is_pair, part_reading
 from duat_cli.models.discovery.structure import DISCOVERY_TOKENS, ModelStructure, probe_inputs
 from duat_cli.models.edits.cutting import without_parts
 from duat_cli.models.edits.parameters import BlockParameters
@@ -111,7 +112,7 @@ def apply_terms(
     check_directory(directory)
     if not terms:
         raise InputError("--apply: the chosen set is empty; there is nothing to remove")
-    model, files, unused = loaded.model, loaded.files, loaded.unexpected
+    model, files, unused = loaded.headed, loaded.files, loaded.unexpected
     expected = _ablated(model, structure, sites, terms, loaded.like)
     notes: list[str] = []
     if unused:
@@ -275,10 +276,15 @@ def _fault_as_called(model: Any, like: Like) -> Exception | None:
     """The exception that the model raises when called as users do: with a cache and one token more; None where it runs.
     A hybrid without attention may not know the length of its cache, and a decoder's cache may be made with the number
     of the encoder's blocks."""
-    ids, writes = probe_inputs(without_decoder(model), like, DISCOVERY_TOKENS), is_pair(model) and model.can_generate()
+    ids = probe_inputs(part_reading(model, like), like, DISCOVERY_TOKENS)
+    writes = is_pair(model) and model.can_generate()
     generate = functools.partial(model.generate, max_new_tokens=2, do_sample=False) if writes else None
     try:
         with hushed():
+            if not isinstance(ids, Tensor) and STATES in ids:  # for a decoder
+                states = encoder_output(ids[STATES])
+                (generate or model)(encoder_outputs=states, decoder_input_ids=ids["input_ids"])
+                return None
             if not isinstance(ids, Tensor):  # pictures or sound
                 (generate or model)(**ids)
                 return None

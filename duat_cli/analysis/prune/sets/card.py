@@ -69,6 +69,7 @@ def _name(report: PruneReport) -> str:
 
 def _command(plan: Plan, report: PruneReport, name: str, terms: int) -> str:
     options = [
+        *(["--stack decoder"] if report.model.stack == "decoder" else []),
         f"--granularity {plan.granularity}",
         f"--metric {report.protocol.metric}",
         f"--budget {plan.budget:g}",

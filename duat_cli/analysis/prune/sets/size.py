@@ -34,11 +34,11 @@ def set_size(
     for block in structure.blocks:
         require_plain(block.parts.module)
     cuts, _ = cuts_of(structure, parameters, terms)
-    known = ((one, _left_with_blocks(loaded.model, structure, one)) for one in cuts)
+    known = ((one, _left_with_blocks(loaded.headed, structure, one)) for one in cuts)
     cut, removed = next((one, left) for one, left in known if left is not None)
     parts = [*cut.heads, *cut.neurons]
     removed += sum(len(numbers) * layers.each for layers, numbers in parts)
-    zeroed = or_reason(lambda: zeroed_parameters(loaded.model, structure, sites, cut.zeroed))
+    zeroed = or_reason(lambda: zeroed_parameters(loaded.headed, structure, sites, cut.zeroed))
     return SetSize.explained(
         one_line(zeroed, 200) if isinstance(zeroed, str) else "",
         terms_removed=len(cut.blocks) + sum(len(numbers) * layers.size for layers, numbers in parts),

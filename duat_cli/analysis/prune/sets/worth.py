@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from duat_cli.analysis.prune.sets.apply import Applied
-from duat_cli.analysis.prune.terms.damage import Loss, Metric, last_states
+from duat_cli.analysis.prune.terms.damage import Loss, Metric, last_states, logits_of
 from duat_cli.loading.model.load import LoadedModel, load
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.discovery.causality import by_row
-from duat_cli.models.discovery.modality import Given, placed, stack_of, without_decoder
+from duat_cli.models.discovery.modality import Given, decoder_of, for_decoder, part_reading, placed, stack_of
 from duat_cli.models.discovery.structure import run_stack
 from duat_cli.results.prune.written import Written
 
@@ -55,23 +55,23 @@ def worth(
     if no_loss:
         scored = sum(prompt.input_ids.shape[1] - 1 for prompt in run)
     else:
-        scored = sum(map(Loss(loaded.model).count, given))
+        scored = sum(map(Loss(loaded.headed).count, given))
     why = no_loss or (None if scored else NO_TOKENS)
-    losses = [None if why else _loss(model, given) for model in (loaded.model, again.model)]
+    losses = [None if why else _loss(model, given) for model in (loaded.headed, again.model)]
     reasons = {name: why or _large(loss) for name, loss in zip(_PERPLEXITIES, losses, strict=True)}
-    damages = _damages(metric, loaded.model, again.model, given)
+    damages = _damages(metric, loaded.headed, again.model, given)
     mean = sum(damages) / len(damages)
     if not math.isfinite(mean):
         reasons["damage"] = "it is not finite under some prompt"
     timed = given[: _some([prompt.input_ids.shape[1] for prompt in run])]
-    seconds = _timed([_runs(model, timed) for model in (loaded.model, again.model)], str(loaded.model.device))
+    seconds = _timed([_runs(model, timed) for model in (loaded.headed, again.model)], str(loaded.model.device))
     tokens = sum(prompt.input_ids.shape[1] for prompt in run[: len(timed)])
     return Written(
         granularity=kind,
         terms=terms,
         repaired=repaired,
         **asdict(applied),
-        parameters_before=_parameters(loaded.model),
+        parameters_before=_parameters(loaded.headed),
         parameters_after=_parameters(again.model),
         measured_on=on,
         prompts=len(run),
@@ -99,7 +99,7 @@ def _loss(model: Any, given: Sequence[Given]) -> float:
     loss, total, count = Loss(model), 0.0, 0
     for one in given:
         if tokens := loss.count(one):
-            total += loss.loss(run_stack(model, one).logits, one) * tokens
+            total += loss.loss(logits_of(model, one), one) * tokens
             count += tokens
     return total / count
 
@@ -110,8 +110,8 @@ def _damages(metric: Metric, model: Any, other: Any, given: Sequence[Given]) -> 
 
     def output(one: Any, prompt: Given) -> Tensor:
         if metric.name == "hidden":
-            return last_states(run_stack(stack_of(one), prompt))
-        return by_row(run_stack(one, prompt).logits)
+            return last_states(run_stack(stack_of(decoder_of(one) if for_decoder(prompt) else one), prompt))
+        return by_row(logits_of(one, prompt))
 
     return [metric.measured(output(model, prompt), output(other, prompt), prompt) for prompt in given]
 
@@ -134,8 +134,8 @@ def _some(tokens: Sequence[int]) -> int:
 
 
 def _runs(model: Any, given: Sequence[Given]) -> Callable[[], None]:
-    """A timed run over the prompts; of an encoder-decoder only its encoder runs, which is what was pruned."""
-    stack = without_decoder(model)
+    """A timed run over the prompts; of an encoder-decoder only the stack runs that was pruned."""
+    stack = part_reading(model, given[0])
 
     def run() -> None:
         for one in given:

@@ -25,6 +25,7 @@ from duat_cli.errors import UnsupportedModelError, needed, or_reason
 from duat_cli.kinds import KINDS, Kind
 from duat_cli.models.arrays import equal
 from duat_cli.models.block.norm_scale import ball_of
+from duat_cli.models.block.parts import BlockParts
 from duat_cli.models.budgets import BOUNDED_ENTRIES
 from duat_cli.models.discovery.structure import DISCOVERY_TOKENS, ModelStructure, probe_inputs, run_stack
 from duat_cli.models.instrument.calls import hidden_of
@@ -40,6 +41,7 @@ from duat_cli.operators.bounds import Ball, head_maximum, row_lengths, spectral_
 from duat_cli.operators.kronecker import HeadFactors
 
 SHARED = "it adds something to its routed experts that is not bounded here"
+ENCODER = "its values are made of the encoder's states, which nothing in the decoder bounds"
 NOT_ASKED = "terms of this kind were not asked for"
 
 
@@ -79,6 +81,7 @@ class Bound:
 class BlockBounds:
     """Bounds for one block call; `units` are in call order."""
 
+    parts: BlockParts
     heads: TermBounds
     attention: TermBounds
     units: tuple[UnitBounds, ...]
@@ -91,6 +94,8 @@ class BlockBounds:
         return [bound for site in sites.of(kind) for bound in _spelt(self._at(site), site.count)]
 
     def _at(self, site: Site) -> TermBounds:
+        if self.parts.in_cross(site.module):
+            return _none(ENCODER)
         if site.kind in ("head", "attention"):
             return self.heads if site.kind == "head" else self.attention
         for unit in self.units:
@@ -204,7 +209,7 @@ class _Block:
         heads, attention = _both(self._heads)
         units = tuple(self._unit(place) for place in range(len(self.inner.units)))
         block = or_reason(lambda: self._whole(attention, units))
-        return BlockBounds(heads, attention, units, _none(block) if isinstance(block, str) else block)
+        return BlockBounds(self.inner.parts, heads, attention, units, _none(block) if isinstance(block, str) else block)
 
     def _require(self, *kinds: Kind) -> None:
         """Raises UnsupportedModelError where none of these kinds is asked for."""
@@ -292,6 +297,8 @@ class _Block:
             before = parts.hidden.get(event.args, event.kwargs)
             ends = (before, hidden_of(event.output, before))
             return _one(sum(self.norms.feeding(x).largest() for x in ends))
+        if parts.cross is not None:
+            raise UnsupportedModelError(ENCODER)
         # an attention whose values are handed on is also one of the units
         beside = [unit.whole for unit in units if unit.module not in parts.attention]
         branches = [*([attention] if parts.attention else []), *beside]

@@ -31,7 +31,7 @@ from duat_cli.errors import InputError, UnsupportedModelError
 from duat_cli.kinds import MetricName
 from duat_cli.loading.inputs.within import pieces_of
 from duat_cli.models.arrays import rounding_for, wide
-from duat_cli.models.discovery.causality import Classes, HeadTest, by_row, head_of
+from duat_cli.models.discovery.causality import Classes, HeadTest, by_row, head_of, run_headed
 from duat_cli.models.discovery.modality import Given
 from duat_cli.models.discovery.structure import ModelStructure, run_stack
 from duat_cli.models.sweep.passes import Forward
@@ -159,7 +159,7 @@ class Divergence(Metric):
         return f"mean over prompts of {over}KL(model's {what} || the ablated one), nats"
 
     def forward(self, given: Given) -> Forward:
-        return lambda: by_row(_logits(self.model, given))
+        return lambda: by_row(logits_of(self.model, given))
 
     def measured(self, reference: Tensor, output: Tensor, given: Given) -> float:
         return self.measured_each(reference, output, given)[0]
@@ -207,7 +207,7 @@ class Loss(Metric):
         if not self.count(given):
             apart = "" if isinstance(given, Tensor) else ", pictures apart,"
             raise InputError(f"--metric nll: a prompt of one token{apart} has no next token; use longer prompts")
-        return lambda: _logits(self.model, given)
+        return lambda: logits_of(self.model, given)
 
     def measured(self, reference: Tensor, output: Tensor, given: Given) -> float:
         return self.loss(output, given) - self.loss(reference, given)
@@ -312,8 +312,9 @@ def last_states(output: Any) -> Tensor:
     return encoded if isinstance(encoded, Tensor) else hidden_states(output)
 
 
-def _logits(model: Any, given: Given) -> Tensor:
-    logits: Tensor = run_stack(model, given).logits
+def logits_of(model: Any, given: Given) -> Tensor:
+    """The logits that a model with a head gives, (1, N, vocabulary) or (1, classes)."""
+    logits: Tensor = run_headed(model, given).logits
     return logits
 
 

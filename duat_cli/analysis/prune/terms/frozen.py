@@ -19,8 +19,9 @@ from duat_cli.models.arrays import wide
 from duat_cli.models.block.linears import applied, matrix_of
 from duat_cli.models.budgets import AT_ONCE
 from duat_cli.models.instrument.held import holding_norms
-from duat_cli.models.instrument.records import Replay
+from duat_cli.models.instrument.records import Replay, UnitCall
 from duat_cli.models.instrument.rig import BlockRun
+from duat_cli.models.sweep.adjoint import cross_call, cross_output
 from duat_cli.models.sweep.passes import Removal
 from duat_cli.models.terms.sites import BlockSites, Site, watching
 
@@ -109,25 +110,32 @@ class FrozenBlock:
             call = calls[unit.module]
             calls[unit.module] += 1
             sites = () if removal is None else removal.masks
-            output, here = unit.output, [s for s in sites if s.kind in _INSIDE and _holds(unit.module, s)]
+            output, here = unit.output, [s for s in sites if self._inside(unit, s)]
             if any(site.routing is not None and site.module is unit.module for site in here):
                 raise UnsupportedModelError(
                     "experts that are handed their router's weights cannot run apart from it; leave them out with "
                     "--granularity"
                 )
-            if removal is not None and here:
+            if removal is not None and here and self.run.parts.is_cross(unit.module):
+                with watching(here, removal.edit):
+                    output = cross_output(self.run, unit, cross_call(self.run).states)
+            elif removal is not None and here:
                 norms = contextlib.nullcontext() if react else holding_norms(self.run, unit.module, call)
                 with watching(here, removal.edit), norms:
                     output = applied(unit.module, unit.input)
             found.append(output[None])
         return found
 
+    def _inside(self, unit: UnitCall, site: Site) -> bool:
+        """Whether the site is inside this unit, which a replay does not run; of attention, heads of cross-attention."""
+        kinds = ("head",) if self.run.parts.is_cross(unit.module) else _INSIDE
+        return site.kind in kinds and _holds(unit.module, site)
+
     def _without_outside(self, removal: Removal | None) -> contextlib.AbstractContextManager[None]:
         """A context in which replays remove those terms that are not inside a unit."""
         if removal is None:
             return contextlib.nullcontext()
-        units = [unit.module for unit in self.run.units]
-        outside = [s for s in removal.masks if s.kind not in _INSIDE or not any(_holds(unit, s) for unit in units)]
+        outside = [s for s in removal.masks if not any(self._inside(unit, s) for unit in self.run.units)]
         return watching(outside, removal.edit)
 
 

@@ -16,7 +16,7 @@ from duat_cli.analysis.session import Session
 from duat_cli.errors import InputError, NoSignalError, UnsupportedModelError
 from duat_cli.kinds import MetricName
 from duat_cli.models.block.parts import BlockParts
-from duat_cli.models.discovery.causality import HeadTest, LogitsPass, by_row
+from duat_cli.models.discovery.causality import HeadTest, LogitsPass, by_row, run_headed
 from duat_cli.models.discovery.modality import Given
 from duat_cli.models.discovery.structure import DISCOVERY_TOKENS, Discovered, probe_inputs, run_stack
 from duat_cli.models.edits.parameters import BlockParameters, block_parameters
@@ -55,7 +55,7 @@ def ground_of(session: Session, name: MetricName | None, prompts: Sequence[Given
     guest = session.discover_beside(lambda found: _Guest(session, found, prompts, hidden=name == "hidden", means=means))
     structure = session.structure
     guest.chain.require()
-    model = session.loaded.model
+    model = session.loaded.headed
     metric, ahead = metric_for(name, model, structure, guest.head), guest.ahead.why_no_loss
     if name == "nll" and ahead is not None:
         raise InputError(f"--metric nll: {ahead}; use --metric kl")
@@ -80,7 +80,7 @@ class _Guest(Placing):
     def __init__(
         self, session: Session, found: Discovered, prompts: Sequence[Given], *, hidden: bool, means: bool
     ) -> None:
-        model, device = session.loaded.model, session.loaded.device
+        model, device = session.loaded.headed, session.loaded.device
         super().__init__()
         self.parameters: dict[nn.Module, BlockParameters] = {}
         self._like = like = session.loaded.like
@@ -128,7 +128,7 @@ class _Guest(Placing):
 
     def _output(self, model: Any, given: Given) -> Callable[[], Any]:
         def forward() -> Any:
-            output = run_stack(model, given)
+            output = run_headed(model, given)
             if not self.logits:
                 return last_states(output)
             logits = getattr(output, "logits", None)

@@ -30,8 +30,8 @@ def notable(report: PruneReport) -> list[str]:
 
 
 def _of_a_part(report: PruneReport) -> bool:
-    """Whether --stack names a part of the model for which no checkpoint is written; for an encoder one is."""
-    return report.model.stack not in (None, "encoder")
+    """Whether --stack names a part of the model that is written as no checkpoint; encoders and decoders are."""
+    return report.model.stack not in (None, "encoder", "decoder")
 
 
 def _nothing(report: PruneReport) -> str:
@@ -84,7 +84,8 @@ def _short(plan: Plan, report: PruneReport) -> str:
     if plan.saves is None or not plan.saves.parameters_removed or not plan.parameters_share:
         return ""
     gone, whole = plan.saves.parameters_removed, plan.parameters / plan.parameters_share
-    share = f" That is {numbers.percent(gone / report.model.parameters)} % of the model's parameters"
+    of = "decoder" if report.model.stack == "decoder" else "model"  # parameters are counted of what was read
+    share = f" That is {numbers.percent(gone / report.model.parameters)} % of the {of}'s parameters"
     if plan.remove is None or gone >= ENOUGH * min(plan.remove * whole, plan.parameters):
         return f"{share}."
     return f"{share}, less than was asked for: the other terms are zeroed and still stored."
@@ -119,7 +120,7 @@ def saving(plan: Plan, saves: SetSize | None) -> str:
         millions = numbers.plain(saves.parameters_removed / 1e6)
         return f"It saves {millions} M parameters, {numbers.decimal(saves.bytes_removed)} in the file."
     if _can_leave(plan):
-        return f"It saves nothing in the file: {names_of(plan.granularity)} leave only with --uniform."
+        return f"It saves nothing in the file: {names_of(plan.granularity)} can leave only with --uniform."
     return "It saves nothing in the file: what is removed is stored as zeros."
 
 

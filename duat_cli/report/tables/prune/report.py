@@ -86,9 +86,10 @@ def part_columns(unit: str) -> list[Column]:
     ]
 
 
-_PARTS = (("block", "block"), ("attention", "attention"), ("FFN", "ffn"))
+_PARTS = (("block", "block"), ("attention", "attention"), ("cross", "cross"), ("FFN", "ffn"))
 _CERTIFIED = [
-    Column(("certified", name, "x stream"), f"certified_{field}_relative", numbers.plain) for name, field in _PARTS[1:]
+    Column(("certified", name, "x stream"), f"certified_{field}_relative", numbers.plain)
+    for name, field in (("attention", "attention"), ("FFN", "ffn"))
 ]
 FAR_OFF = 2.0  # factor from which a prediction is called far off
 
@@ -102,7 +103,8 @@ def _far_off(report: PruneReport) -> list[RenderableType]:
             if predicted and real and predicted * real > 0:
                 factor = max(predicted / real, real / predicted)
                 if factor > worst:
-                    worst, where = factor, f"{name} {row.index}" if field == "block" else f"{name} of block {row.index}"
+                    said = "cross-attention" if field == "cross" else name
+                    worst, where = factor, f"{said} {row.index}" if field == "block" else f"{said} of block {row.index}"
     if not where:
         return []
     text = (

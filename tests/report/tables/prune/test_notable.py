@@ -70,7 +70,7 @@ def test_less_in_the_file_than_was_asked_for_is_said() -> None:
 
 def test_a_set_that_saves_nothing_in_the_file_says_so_and_why() -> None:
     for kind, uniform, said in (
-        ("head", False, "It saves nothing in the file: heads leave only with --uniform."),
+        ("head", False, "It saves nothing in the file: heads can leave only with --uniform."),
         ("head", True, "It saves nothing in the file: what is removed is stored as zeros."),
         ("ffn", False, "It saves nothing in the file: what is removed is stored as zeros."),
     ):
