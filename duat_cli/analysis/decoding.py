@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from duat_cli.analysis.prepared import parts_of, stack_options
-from duat_cli.errors import ForwardError, InputError, UnsupportedModelError
+from duat_cli.errors import ForwardError, InputError, UnsupportedModelError, needed
 from duat_cli.loading.inputs.request import InputFiles
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.model.tokenizer import load_tokenizer
@@ -141,9 +141,9 @@ def _of_chain(loaded: LoadedModel, name: str, wanted: str) -> LoadedModel:
 
 def encoder_states(loaded: LoadedModel, prompts: Sequence[Prompt]) -> list[Tensor]:
     """States of the encoder for each prompt, (1, K, width), from the model's own pass."""
-    stack, pager = stack_of(loaded.model), None if loaded.paged is None else loaded.paged.pager
+    stack, pager = stack_of(loaded.headed), None if loaded.paged is None else loaded.paged.pager
     given = [placed(prompt.given, loaded.device, loaded.model.dtype) for prompt in prompts]
-    with torch.no_grad(), foreign_errors(f"the encoder of {type(loaded.model).__name__} cannot be run", InputError):
+    with torch.no_grad(), foreign_errors(f"the encoder of {type(loaded.headed).__name__} cannot be run", InputError):
         outputs = forwards(pager, [lambda one=one: run_stack(stack, one) for one in given])  # type: ignore[misc]
     return [output[0] for output in outputs]
 
@@ -151,8 +151,17 @@ def encoder_states(loaded: LoadedModel, prompts: Sequence[Prompt]) -> list[Tenso
 def _prompt(prompt: Prompt, ids: Tensor, states: Tensor) -> Prompt:
     """The decoder's tokens as a prompt, with a hash of the encoder's prompt and of these tokens."""
     hashed = hashlib.sha256(f"{prompt.sha256} {ids.tolist()}".encode()).hexdigest()
-    source = prompt.input_ids if prompt.prepared is None else None
-    return Prompt(prompt.text, hashed, ids, prompt.line, prepared={"input_ids": ids, STATES: states}, source_ids=source)
+    return Prompt(prompt.text, hashed, ids, prompt.line, prepared={"input_ids": ids, STATES: states}, source=prompt)
+
+
+def behind_own_encoder(loaded: LoadedModel, prompts: Sequence[Prompt]) -> list[Prompt]:
+    """Prompts that were made for the decoder of another model, with the states of this model's encoder. They are as
+    they were where this is no decoder."""
+    if loaded.pair is None:
+        return list(prompts)
+    states = encoder_states(loaded, [needed(prompt.source) for prompt in prompts])
+    given = [{**needed(prompt.prepared), STATES: one} for prompt, one in zip(prompts, states, strict=True)]
+    return [replace(prompt, prepared=one) for prompt, one in zip(prompts, given, strict=True)]
 
 
 def _start(model: Any) -> int:

@@ -23,7 +23,7 @@ from duat_cli.api.asking import (
 )
 from duat_cli.api.ground import heard, load_libraries, undisturbed
 from duat_cli.api.results import CheckResult, LoraResult, PlanResult
-from duat_cli.api.settings import no_decoder, one_of, whole_numbers
+from duat_cli.api.settings import one_of, whole_numbers
 from duat_cli.api.target import FileTarget, refuse_overwriting
 from duat_cli.errors import InputError
 from duat_cli.kinds import Patched, Planned
@@ -45,6 +45,7 @@ def lora_diff(
     audio: File | Sequence[File] | None = None,
     inputs: Tensors | None = None,
     stack: StackName | None = None,
+    decoder_prompt: str | None = None,
     lint: bool = False,
     no_base: bool = False,
     directions: bool = False,
@@ -55,12 +56,12 @@ def lora_diff(
     """`duat lora-diff`: what an adapter, or a full fine-tune, really changed. For folders and hub ids.
 
     `tuned` and `other` may name a revision, as in 'org/name@v2'. Without prompts, and without `default_prompts`, the
-    weights alone are compared. image, audio, inputs, stack: as in `inspect`, without a decoder.
+    weights alone are compared. image, audio, inputs, stack, decoder_prompt: as in `inspect`.
     """
     from duat_cli.analysis.lora.run import LoraRequest, texts_to_run
     from duat_cli.analysis.lora.run import lora_diff as compute
 
-    files = input_files(image, audio, inputs, no_decoder(stack, "lora-diff compares"))
+    files = input_files(image, audio, inputs, stack, decoder_prompt)
     asked, clock = Asked(base, None, prompts, prompts_file, max_tokens, loading, files, chat=chat), Clock()
     wanted = asked.request(own_code=False)
     texts = texts_to_run(asked.texts, default_prompts=default_prompts)

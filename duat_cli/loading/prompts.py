@@ -62,8 +62,8 @@ class Prompt:
     the tokenizer does not return spans."""
     prepared: Mapping[str, Tensor] | None = None
     """The input of a model that reads no token ids; `input_ids` then counts its positions, from 0."""
-    source_ids: Tensor | None = None
-    """For a decoder's prompt, the token ids that the encoder reads, (1, K); None where it reads none."""
+    source: Prompt | None = None
+    """For a decoder's prompt, the prompt of the encoder whose states it reads; else None."""
 
     pieces: Mapping[int, str] = field(default_factory=dict)
     """Positions that hold a piece of a picture, a video or a sound in place of a word, in order, each with its kind:

@@ -170,7 +170,7 @@ def test_what_states_of_the_encoder_add_to_a_logit_is_dense_arithmetic() -> None
         size = model.model_dim**-0.5 if model.config.scale_decoder_outputs else 1.0
         logits = (last.encoder * scale * norm.weight * size) @ model.lm_head.weight.T  # (K, N, vocabulary)
     loaded = replace(as_loaded(model), model=decoder_of(model), pair=model, stack="decoder", like=given)
-    prompt = replace(prompt_of(OWN), prepared=given, source_ids=IDS)
+    prompt = replace(prompt_of(OWN), prepared=given, source=prompt_of(IDS))
     options = AttributeOptions(Asked(position="all"))
     report = attribute(loaded, [prompt], WORDS, options, lambda *_: None)
     assert report.certificate.residual < 1e-10

@@ -50,7 +50,9 @@ def attributions(
     if found.parts.tokens.shape[1] != len(texts):  # the blocks read other vectors than the prompt's tokens
         texts = [f"vector {place}" for place in range(found.parts.tokens.shape[1])]
         named = [(None, text) for text in texts]
-    sources = None if prompt.source_ids is None else [(k, words.text(k)) for k in prompt.source_ids[0].tolist()]
+    read = prompt.source
+    told = read is not None and read.prepared is None
+    sources = [(k, words.text(k)) for k in read.input_ids[0].tolist()] if read is not None and told else None
     total, direct = found.parts.residuals()
     if not bool(torch.isfinite(torch.cat([total, direct, found.parts.output])).all()):
         raise UnsupportedModelError(

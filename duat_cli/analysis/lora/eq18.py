@@ -212,7 +212,8 @@ def _where(model: nn.Module, structure: ModelStructure, module: str) -> Literal[
     for block in structure.blocks:
         parts = block.parts
         sources = {p.linear for p in (parts.value_projection, parts.output_projection) if p is not None}
-        if held in sources or any(held in parts.modules_of(attention) for attention in parts.attention):
+        inside = (m for attention in parts.attention for m in parts.modules_of(attention))
+        if held in sources or parts.in_cross(held) or held in inside:
             return "attention"
         if held in set(parts.module.modules()):
             return "block"

@@ -47,7 +47,7 @@ def ground_of(session: Session, *, layers: bool) -> Ground:
     loaded = session.loaded
 
     def guest_of(found: Discovered) -> _Guest:
-        model, device, like = loaded.model, loaded.device, loaded.like
+        model, device, like = loaded.headed, loaded.device, loaded.like
         ahead = Ahead(model, probe_inputs(found.stack, like, DISCOVERY_TOKENS, device))
         return _Guest(loaded.named, HeadTest(model, found.stack, device, like), ahead, layers=layers)
 

@@ -18,17 +18,17 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from duat_cli.analysis.decoding import behind_own_encoder
 from duat_cli.analysis.decomposition import Decomposition, Step
 from duat_cli.analysis.lora.ground import Ground
+from duat_cli.analysis.lora.reading import logits_of
 from duat_cli.analysis.progress import Progress
 from duat_cli.analysis.session import Listener, Session
 from duat_cli.compat.transformers import largest_stated
-from duat_cli.errors import InputError, needed, or_reason
+from duat_cli.errors import InputError, or_reason
 from duat_cli.loading.prompts import Prompt
 from duat_cli.loading.words import Labels
 from duat_cli.models.arrays import wide
-from duat_cli.models.discovery.causality import class_logits, head_logits
-from duat_cli.models.discovery.modality import placed
 from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.sweep.lockstep import Guest, Pass, Weights, in_step, one_by_one
 from duat_cli.models.terms.branches import ffn_terms
@@ -90,6 +90,7 @@ class Beside(Protocol):
 class _Row:
     """One prompt on its way through both models, the base first."""
 
+    read: tuple[Prompt, Prompt]  # decoders read the states of their own encoders
     kept: dict[int, Kept] = field(default_factory=dict)  # the base's blocks, each until the tuned model's block has run
     blocks: list[BlockChange] = field(default_factory=list)
     errors: list[float] = field(default_factory=lambda: [0.0, 0.0])  # certificate errors of base and tuned model
@@ -127,7 +128,7 @@ class Comparer:
                 rows = self._rows(some, [[] if one is None else one.passes for one in beside])
             beside = None, None
             for (number, prompt), row in zip(some, rows, strict=True):
-                logits = self._logits(prompt, row)
+                logits = self._logits(row)
                 order = self._order if self._classes else None
                 change = _prompt(number, prompt, row.moved, logits, self._decode, order, self._why_no_loss)
                 found.append(Compared(row.blocks, row.errors[0], row.errors[1], change))
@@ -167,7 +168,9 @@ class Comparer:
         block, so that only one block of the base's run is kept. Where weights are in memory, `chunk` is one prompt,
         which goes through the whole base, then through the tuned model. beside: passes that go along with either
         model."""
-        rows, weights = [_Row() for _ in chunk], self._weights
+        read, weights = [prompt for _, prompt in chunk], self._weights
+        sides = read, behind_own_encoder(self._sessions[1].loaded, read)
+        rows = [_Row(both) for both in zip(*sides, strict=True)]
         blocks = len(self._sessions[0].structure.calls)
         done = itertools.count(chunk[0][0] * blocks + 1)
 
@@ -184,7 +187,7 @@ class Comparer:
 
         def sweep(side: int) -> None:
             self._sessions[side].sweep_all(
-                [prompt for _, prompt in chunk],
+                sides[side],
                 functools.partial(listener, side),
                 lambda place, output: rows[place].outputs.append(output),
                 None if weights is None else lambda _found: Guest(beside[side]),
@@ -211,24 +214,14 @@ class Comparer:
         elif self._paired:
             row.kept[run.index] = found
 
-    def _logits(self, prompt: Prompt, row: _Row) -> tuple[Tensor, Tensor] | str:
+    def _logits(self, row: _Row) -> tuple[Tensor, Tensor] | str:
         """Logits of both models, or why they are not logits of the next token or of classes."""
         if not self._classes:
             without = sorted(self._grounds, key=lambda ground: ground.classes is not None)
             if whys := [ground.why_no_next_token for ground in without if ground.why_no_next_token is not None]:
                 return whys[0]  # a classifier's reason says the least, so it comes last
-        p, q = (logits_of(*pair, prompt) for pair in zip(self._sessions, row.outputs, strict=True))
+        p, q = (logits_of(*one) for one in zip(self._sessions, row.outputs, row.read, strict=True))
         return p, q
-
-
-def logits_of(session: Session, output: Any, prompt: Prompt) -> Tensor:
-    """Logits of one prompt, (N, vocabulary), or over classes as `class_logits` or `head_logits` returns them. output:
-    the stack's return value for it."""
-    loaded, stack = session.loaded, session.structure.stack
-    given = placed(prompt.given, loaded.device, loaded.model.dtype)
-    if not isinstance(given, Tensor) and "input_ids" not in given:
-        return needed(class_logits(loaded.model, stack, output, given))  # the model's `HeadTest` has passed
-    return torch.cat([logits for _, logits in head_logits(loaded.model, stack, output, given)])
 
 
 def _check_room(base: Session, prompt: Prompt) -> None:

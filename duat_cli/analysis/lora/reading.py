@@ -1,17 +1,24 @@
-"""Pictures and sounds that base and tuned model both read, made once by the base's processor."""
+"""Inputs that base and tuned model both read, made once by the base's processor, and the logits that both give."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from duat_cli.analysis.opening import PromptRequest, noted
 from duat_cli.analysis.prepared import chosen_stack, expected_positions
-from duat_cli.errors import InputError
+from duat_cli.analysis.session import Session
+from duat_cli.errors import InputError, needed
 from duat_cli.loading.checkpoint.preflight import CheckpointFiles
 from duat_cli.loading.declared.fields import processor
 from duat_cli.loading.inputs.request import StackName
 from duat_cli.loading.model.load import LoadedModel, skeleton
 from duat_cli.loading.prompts import Prompt
+from duat_cli.models.discovery.causality import class_logits, decoder_logits, head_logits
+from duat_cli.models.discovery.modality import for_decoder, placed
 from duat_cli.text import clean, some
 
 SHOWN = 4  # most settings of a processor that a note lists
@@ -35,11 +42,24 @@ def require_alike(
     """Raises InputError where the tuned checkpoint cannot read what the base reads, or makes another number of tokens
     of it, as far as passes without weights tell."""
     shells = [chosen_stack(skeleton(files), stack) for files in (base, tuned)]
-    for prompt in {_shapes(one): one for one in reversed(prompts)}.values():
+    heard = [prompt.source or prompt for prompt in reversed(prompts)]
+    for prompt in {_shapes(one): one for one in heard if one.prepared is not None}.values():
         own, other = (expected_positions(shell, prompt.prepared or {}) for shell in shells)
         if own != other:
             how = "cannot read it in these sizes" if other is None else f"makes {other} tokens of it, the base {own}"
             raise InputError(f"{prompt.text}: the tuned checkpoint {how}; both have to read the same")
+
+
+def logits_of(session: Session, output: Any, prompt: Prompt) -> Tensor:
+    """Logits of one prompt, (N, vocabulary), or over classes as `class_logits` or `head_logits` returns them. output:
+    the stack's return value for it."""
+    loaded, stack = session.loaded, session.structure.stack
+    given = placed(prompt.given, loaded.device, loaded.model.dtype)
+    if for_decoder(given):
+        return needed(decoder_logits(loaded.pair, loaded.model, output, given))  # the model's `HeadTest` has passed
+    if not isinstance(given, Tensor) and "input_ids" not in given:
+        return needed(class_logits(loaded.model, stack, output, given))
+    return torch.cat([logits for _, logits in head_logits(loaded.model, stack, output, given)])
 
 
 def _shapes(prompt: Prompt) -> tuple[tuple[int, ...], ...]:

@@ -13,8 +13,9 @@ import torch
 from torch import nn
 
 from duat_cli.analysis.clock import RunFacts
+from duat_cli.analysis.decoding import behind_own_encoder
 from duat_cli.analysis.lora.applied import refuse_other_base, refuse_resized, tuned_model
-from duat_cli.analysis.lora.eq18 import Eq18Test, Stated
+from duat_cli.analysis.lora.eq18 import INPUTS, Eq18Test, Stated
 from duat_cli.analysis.lora.findings import Findings
 from duat_cli.analysis.lora.ground import Ground, ground_of
 from duat_cli.analysis.lora.notable import notable
@@ -191,7 +192,8 @@ class Pair:
         are not the same by name."""
         if self._other_depth:
             return None
-        return Eq18Test(self._grounds[0], self.tuned, prompts, self._changed, self._stated)
+        read = behind_own_encoder(self.tuned.loaded, prompts[:INPUTS])
+        return Eq18Test(self._grounds[0], self.tuned, read, self._changed, self._stated)
 
     def report(self, prompts: Sequence[Prompt], decode: Decode, run: RunFacts) -> LoraReport:
         """The whole report, on prompts that are all in memory."""

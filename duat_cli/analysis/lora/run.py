@@ -188,8 +188,11 @@ def _checkpoint(
         if asked.loaded.like is not None:
             assert isinstance(asked.prompts, Sequence)
             require_alike(found.files, tuned.files, files.without_blocks.part, asked.prompts)
-        other = part_of(other, files.without_blocks.part)
-        other = replace(other, like=asked.loaded.like, stack=asked.loaded.stack)
+        other = replace(part_of(other, files.without_blocks.part), like=asked.loaded.like, stack=asked.loaded.stack)
+        if asked.loaded.pair is not None:
+            from duat_cli.models.discovery.modality import decoder_of
+
+            other = replace(other, model=decoder_of(other.model), pair=other.model)
     return _on_prompts(request, checkpoint_pair(report, asked.loaded, other, progress), asked)
 
 

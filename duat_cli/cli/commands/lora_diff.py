@@ -81,7 +81,7 @@ def lora_diff(
     ),
     *,
     asked: Asked,
-    files: options.NoDecoder,
+    files: options.OneStack,
     loading: Loading,
     shown: options.Page,
     wide: bool = options.WIDE,
@@ -98,10 +98,8 @@ def lora_diff(
     from duat_cli.analysis.lora.run import LoraRequest, texts_to_run
     from duat_cli.analysis.lora.run import lora_diff as compute
     from duat_cli.analysis.opening import PromptRequest
-    from duat_cli.api.settings import no_decoder
 
     clock = Clock()
-    no_decoder(files.stack, "lora-diff compares")
     talk, given = talk_of(voice), files.given()
     presentation = Presentation.of(shown, voice, wide=wide, every=every)
     if asked.out is not None:

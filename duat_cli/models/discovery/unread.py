@@ -30,8 +30,8 @@ def decoder_note(model: Any) -> list[str]:
     """The note on an encoder-decoder of which only the encoder is read; empty for any other model."""
     if not is_pair(model):
         return []
-    read = "; inspect, verify, attribute, prune-bound and check take --stack decoder" if writes(model) else ""
-    return [ENCODER_ALONE + read]
+    commands = "inspect, verify, attribute, prune-bound, lora-diff and check"
+    return [ENCODER_ALONE + (f"; {commands} take --stack decoder" if writes(model) else "")]
 
 
 def unread_attention(model: Any, ran: Collection[nn.Module]) -> list[str]:

@@ -34,7 +34,10 @@ NOT_READ = "holds attention and was not read: it does not run on token ids alone
                 f"(BlipTextAttention) {NOT_READ}"
             ],
         ),
-        ("bart", [f"{ENCODER_ALONE}; inspect, verify, attribute, prune-bound and check take --stack decoder"]),
+        (
+            "bart",
+            [f"{ENCODER_ALONE}; inspect, verify, attribute, prune-bound, lora-diff and check take --stack decoder"],
+        ),
         ("llama", []),
         ("bert", []),
         ("albert", []),
