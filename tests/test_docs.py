@@ -167,6 +167,7 @@ def _an_encoder_decoder(folder: Path) -> None:
     )  # fmt: skip
     T5ForConditionalGeneration(config).save_pretrained(folder)
     bad_checkpoints.tokenizer(folder)
+    adapters.make(folder, folder.with_name("t5-adapter"), peft.LoraConfig(r=2, target_modules=["q", "wi"]))
 
 
 def _models_of_images_and_sound(folder: Path) -> None:
@@ -196,7 +197,7 @@ def place(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     for name in ("path/to/checkpoint", "model", "models/my-model", "base"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).symlink_to(models / "base")
-    media = ("t5", "hrm", "llava", "vit", "whisper", "vit-adapter", "whisper-tuned")
+    media = ("t5", "t5-adapter", "hrm", "llava", "vit", "whisper", "vit-adapter", "whisper-tuned")
     media += ("picture.png", "other.png", "speech.wav", "other.wav", "prepared.safetensors")
     for name in ("tuned", "instruct", "adapter", "other-adapter", *media):
         (tmp_path / name).symlink_to(models / name)

@@ -125,7 +125,7 @@ def test_lora_diff_draws_something_where_it_is_asked_for(
     for words, said in (
         (["--image", "a.png", "--out", str(tmp_path / "out")], "--out and --image contradict each other"),
         (["--default-prompts", "--out", str(tmp_path / "out")], f"{SAID[name]}; {READ}"),
-        (["--stack", "decoder", "--default-prompts"], "--stack decoder: lora-diff compares stacks without cross-"),
+        (["--default-prompts", "--stack", "decoder", "--out", str(tmp_path / "out")], "--out and --stack contradict"),
     ):
         assert run(["lora-diff", *both, *words, "-q"]) == 2
         out, err = capsys.readouterr()

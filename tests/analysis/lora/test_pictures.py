@@ -296,7 +296,7 @@ def test_what_it_does_not_read_is_one_line(tmp_path: Path, monkeypatch: pytest.M
     model.save_pretrained(larger)
     with pytest.raises(InputError, match=r"0\.safetensors: the tuned checkpoint cannot read it in these sizes"):
         lora_diff(base, larger, inputs=files)
-    with pytest.raises(InputError, match="--stack decoder: lora-diff compares stacks without cross-attention"):
+    with pytest.raises(InputError, match="--stack decoder: ViTForImageClassification is no encoder with a decoder"):
         lora_diff(base, adapter, inputs=files, stack="decoder")
     with pytest.raises(InputError, match="--stack: there are no prompts; give --prompt, --prompts, --image"):
         lora_diff(base, adapter, stack="vision")

@@ -278,3 +278,8 @@ def test_repair_and_means(tmp_path: Path) -> None:
         found = json.loads(report.read_text())["written"]
         assert found["error"] < 1e-5
         assert found["damage"] >= 0
+
+
+def test_an_encoder_s_metric_names_the_decoder(t5: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["prune-bound", str(t5), "--prompt", "ab", "--metric", "kl", "-q"]) == 2
+    assert capsys.readouterr().err.endswith("use --metric hidden or --stack decoder\n")

@@ -32,7 +32,7 @@ from duat_cli.kinds import MetricName
 from duat_cli.loading.inputs.within import pieces_of
 from duat_cli.models.arrays import rounding_for, wide
 from duat_cli.models.discovery.causality import Classes, HeadTest, by_row, head_of, run_headed
-from duat_cli.models.discovery.modality import Given
+from duat_cli.models.discovery.modality import Given, is_pair
 from duat_cli.models.discovery.structure import ModelStructure, run_stack
 from duat_cli.models.sweep.passes import Forward
 from duat_cli.statistics.chi_square import mean_length, mean_square
@@ -266,7 +266,8 @@ def metric_for(name: MetricName | None, model: Any, structure: ModelStructure, h
     if name == "hidden" or (name is None and not head.predicts):
         return Hidden(structure)
     if not head.predicts:
-        raise InputError(f"--metric {name}: {head.why_no_next_token()}; use --metric hidden")
+        way = " or --stack decoder" if is_pair(model) and structure.stack is not model.get_decoder() else ""
+        raise InputError(f"--metric {name}: {head.why_no_next_token()}; use --metric hidden{way}")
     if name != "nll":
         return Divergence(model, head.exists and head.causal, head.classes)
     if (why := why_no_loss(model, head)) is not None:
