@@ -1,4 +1,4 @@
-"""Tiny models that read pictures within a text, and what each is run on."""
+"""Tiny models that read pictures or sound within a text, and what each is run on."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from duat_cli.models.instrument.calls import taken_by
 from duat_cli.zoo.randomise import randomise
 
 MARK = 7  # the token id that stands for a piece of a picture
+HEARD = "qwen2_audio"  # the one that reads sound
 VIDEO_MARK = 8  # of a video, in Qwen-VL
 SIZE = 16  # pixels a side
 TEXT: dict[str, Any] = {
@@ -98,9 +99,17 @@ def qwen3_vl() -> Any:
     )
 
 
+def qwen2_audio() -> Any:
+    ear = {
+        "num_mel_bins": 8, "d_model": 16, "encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 24,
+        "max_source_positions": 16,
+    }  # fmt: skip
+    return t.Qwen2AudioConfig(audio_config=ear, text_config={**TEXT, "model_type": "qwen2"}, audio_token_id=MARK)
+
+
 KINDS: dict[str, Callable[[], Any]] = {
     made.__name__: made
-    for made in (llava, gemma3, mistral3, paligemma, idefics3, internvl, llama4, qwen2_5_vl, qwen3_vl)
+    for made in (llava, gemma3, mistral3, paligemma, idefics3, internvl, llama4, qwen2_5_vl, qwen2_audio, qwen3_vl)
 }
 
 
@@ -109,16 +118,24 @@ RUNNING = sorted(KINDS.keys() - {"llama4"})  # whose own forward pass fails in t
 
 def build(name: str) -> Any:
     torch.manual_seed(0)
-    model = t.AutoModelForImageTextToText.from_config(KINDS[name](), attn_implementation="eager").eval()
+    made = (
+        t.Qwen2AudioForConditionalGeneration._from_config
+        if name == HEARD
+        else t.AutoModelForImageTextToText.from_config
+    )
+    model = made(KINDS[name](), attn_implementation="eager").eval()
     randomise(model, 0)
     return model.requires_grad_(False)
 
 
 def inputs(name: str, model: Any, seed: int = 0) -> dict[str, Tensor]:
-    """A picture of noise between random words, by the names of the forward pass."""
+    """A picture or a sound of noise between random words, by the names of the forward pass."""
     generator = torch.Generator().manual_seed(seed)
     pixels = torch.randn(1, 3, SIZE, SIZE, generator=generator)
-    if name.startswith("qwen"):
+    if name == HEARD:
+        made, pieces = {"input_features": torch.randn(1, 8, 32, generator=generator)}, 8
+        made["feature_attention_mask"] = torch.ones(1, 32, dtype=torch.int64)
+    elif name.startswith("qwen"):
         rows = torch.randn(64, 3 * 2 * 16, generator=generator)
         made, pieces = {"pixel_values": rows, "image_grid_thw": torch.tensor([[1, 8, 8]])}, 16
     else:

@@ -260,7 +260,8 @@ def open_reading(
         texts = replace(texts, files=asked)
         progress(0, 0, "loading torch and transformers")
         with uncollected():
-            from duat_cli.analysis.prepared import open_prepared, part_of
+            from duat_cli.analysis.prepared import open_prepared
+            from duat_cli.analysis.stacks import part_of
         made = open_prepared(model, found, texts, asked, read, progress)
     if made is None:
         loaded, tokenizer = load_found(model, found, texts, read, progress)
@@ -271,7 +272,7 @@ def open_reading(
             return Reading(loaded, tokenizer, [], fault)
     loaded, inputs = made
     if files is not None and files.names_blocks:
-        from duat_cli.analysis.decoding import with_chosen_blocks
+        from duat_cli.analysis.stacks import with_chosen_blocks
 
         loaded, inputs = with_chosen_blocks(loaded, inputs, files, trust_remote_code=model.trust_remote_code)
     return Reading(loaded, tokenizer, inputs)
@@ -285,8 +286,8 @@ def of_stacks(
         return [report_of(*open_session(model, texts, progress))]
     progress(0, 0, "loading torch and transformers")
     with uncollected():
-        from duat_cli.analysis.decoding import all_chains, both_stacks
-        from duat_cli.analysis.prepared import asked_of_parts, parts_of
+        from duat_cli.analysis.prepared import asked_of_parts
+        from duat_cli.analysis.stacks import all_chains, both_stacks, parts_of
         from duat_cli.loading.model.load import skeleton
         from duat_cli.models.discovery.modality import is_pair
     shell = skeleton(model.find(progress).files, model.trust_remote_code)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from duat_cli.analysis.prepared import parts_of, stack_options
+from duat_cli.analysis.stacks import parts_of, stack_options
 from duat_cli.compat.torch import hooked_modules
 from duat_cli.errors import (
     CheckpointError,

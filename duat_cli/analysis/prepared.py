@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
+from duat_cli.analysis.stacks import chosen_stack, part_of, parts_of, reads
 from duat_cli.errors import InputError
 from duat_cli.loading.inputs.drawn import default_inputs, drawn_patches, drawn_video
 from duat_cli.loading.inputs.files import Home, digest_of, in_tiles, read_image, read_sound, read_tensors
 from duat_cli.loading.inputs.request import READS, InputFiles, StackName, by_part, label
-from duat_cli.loading.inputs.within import DEFAULT, pieces_of, placeholder_of, with_pictures
+from duat_cli.loading.inputs.within import DEFAULT, pieces_of, with_pictures
 from duat_cli.loading.model.load import LoadedModel, class_of, skeleton
 from duat_cli.loading.prompts import Prompt, limits, set_apart
 from duat_cli.loading.quiet import foreign_errors
@@ -23,9 +23,7 @@ from duat_cli.models.discovery.modality import (
     GRID,
     KINDS,
     class_reads_ids,
-    ids_name,
     input_name,
-    is_pair,
     kind_read,
     needs_more,
     noise_like,
@@ -43,52 +41,6 @@ if TYPE_CHECKING:
 
 WITHIN = "input_ids", "attention_mask"
 """Tensors of a text whose first axis must be 1; those of pictures are counted in their own ways."""
-
-
-def chosen_stack(model: Any, stack: StackName | None) -> Any:
-    """The outermost part of a model that reads only the kind of input that --stack names; the model without --stack."""
-    if stack is None:
-        return model
-    for inner in model.modules():
-        if isinstance(inner, PreTrainedModel) and reads(inner) == {stack}:
-            return inner
-    raise InputError(f"--stack {stack}: {type(model).__name__} has no part that reads {' or '.join(READS[stack])}")
-
-
-def part_of(loaded: LoadedModel, stack: StackName | None) -> LoadedModel:
-    """The model, or the part of it that --stack names, with a note."""
-    part = chosen_stack(loaded.model, stack)
-    if part is loaded.model:
-        return loaded
-    note = f"--stack {stack}: the {type(part).__name__} of the {type(loaded.model).__name__} alone"
-    return replace(loaded, model=part, whole=loaded.model, stack=stack, warnings=(*loaded.warnings, note))
-
-
-def parts_of(model: Any) -> list[StackName]:
-    """Stacks that --stack can name in a model that is no encoder-decoder."""
-    found = [reads(inner) for inner in model.modules() if isinstance(inner, PreTrainedModel)]
-    return [stack for stack in READS if {stack} in found]
-
-
-def stack_options(model: Any) -> str:
-    """Names of the stacks that --stack can name in a model that reads several kinds of input, in words: its parts that
-    read one kind alone. Empty where there is none."""
-    parts = parts_of(model)
-    if len(parts) > 1:
-        return f"{', '.join(parts)} or all"
-    return "".join(parts) if len(reads(model)) > 1 else ""
-
-
-def stack_read(loaded: LoadedModel) -> str | None:
-    """Name of the stack that is read, named by --stack or read without it; None for a model of one stack."""
-    model = loaded.model
-    if loaded.chain is not None:
-        return loaded.chain
-    if loaded.stack is not None or is_pair(model):
-        return loaded.stack or "encoder"
-    if len(reads(model)) < 2:
-        return None
-    return next((stack for stack, names in READS.items() if input_name(model) in names), None)
 
 
 def asked_of_parts(shell: Any, texts: PromptRequest, files: InputFiles) -> list[PromptRequest]:
@@ -164,13 +116,6 @@ def _reading(loaded: LoadedModel, files: InputFiles, prepared: Sequence[Prepared
         read = " and ".join(one.where for one in prepared)
         loaded = replace(loaded, warnings=(*loaded.warnings, f"no file was given: read was a {read}"))
     return loaded, as_prompts(loaded, prepared)
-
-
-def reads(model: Any) -> set[StackName]:
-    """Kinds of input that a model's forward pass has arguments for."""
-    taken, ids = taken_by(model.forward), ids_name(model)
-    own = {"input_ids" if name == ids else name for name in taken}
-    return {stack for stack, names in READS.items() if any(name in own for name in names)}
 
 
 @dataclass(frozen=True)
@@ -283,25 +228,30 @@ def _of_text(shell: Any, text: PromptText, tensors: Mapping[str, Tensor]) -> Pre
     """Prepared input of a text and its tensors. Raises InputError where the text is too long."""
     count, room = tensors["input_ids"].shape[1], limits(shell).max_positions
     if room is not None and count > room:
-        raise InputError(f"{text.where}: too long, {count} tokens with pictures, the model has {room} positions")
+        raise InputError(f"{text.where}: too long, {count} tokens in all, the model has {room} positions")
     return Prepared(text.where, {"attention_mask": torch.ones_like(tensors["input_ids"]), **tensors}, count, text)
 
 
 def within_texts(
     shell: Any, home: Home, given: InputFiles, read: Sequence[PromptText], *, trust: bool
 ) -> list[Prepared]:
-    """Inputs of a model that reads pictures within a text: one for each text, or for each file of --inputs.
+    """Inputs of a model that reads pictures or sound within a text: one for each text, or for each file of --inputs.
 
     shell: the model without weights; read: the user's texts. Raises InputError where the model reads no such thing.
     """
     stack, kind = stack_of(shell), type(shell).__name__
-    taken, placeholder = taken_by(stack.forward), placeholder_of(shell.config)
-    if placeholder is None or "text" not in reads(stack) or len(reads(stack)) < 2 or given.sounds:
+    taken, kinds = taken_by(stack.forward), set(pieces_of(shell.config).values())
+    if not kinds or "text" not in reads(stack) or len(reads(stack)) < 2 or (given.sounds and "audio" not in kinds):
         raise InputError(f"{given.option}: {kind} reads {by_part(parts_of(shell))}")
+    if given.sounds or (given.images and "image" not in kinds):
+        raise InputError(
+            f"{given.option}: {kind} reads {' and '.join(sorted(kinds))} within a text; give the tensors that its "
+            "processor makes of both with --inputs"
+        )
     if given.tensors and (read or given.images):
-        raise InputError("--inputs: its tensors hold the text and the pictures; leave out --prompt and --image")
+        raise InputError("--inputs: its tensors hold the text as well; leave out --prompt and --image")
     found = [_with_ids(shell, file, number) for number, file in enumerate(given.tensors, 1)]
-    made = with_pictures(read, given.images, home, placeholder, trust, apart=given.pair) if given.images else []
+    made = with_pictures(read, given.images, home, trust, shell.config, apart=given.pair) if given.images else []
     return found + [_of_text(shell, one.text, {k: v for k, v in one.tensors.items() if k in taken}) for one in made]
 
 

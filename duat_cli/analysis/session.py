@@ -20,8 +20,8 @@ from duat_cli.analysis.geometry import Geometry, bare, geometry, known_or
 from duat_cli.analysis.own_fault import blaming, of_weights, pointing, refusing, require_map, require_signal
 from duat_cli.analysis.plan.shape import shape_of
 from duat_cli.analysis.plan.waves import prompt_waves
-from duat_cli.analysis.prepared import stack_read
 from duat_cli.analysis.progress import Progress
+from duat_cli.analysis.stacks import stack_read
 from duat_cli.cache.tensors import TensorCache, gram_key
 from duat_cli.errors import NotFiniteError, UnsupportedModelError, needed
 from duat_cli.loading.model.fingerprint import fingerprint

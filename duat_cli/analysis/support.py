@@ -14,8 +14,9 @@ from torch import Tensor
 from duat_cli import __version__
 from duat_cli.analysis.decomposition import Decomposition, crossing
 from duat_cli.analysis.own_fault import own_fault, require_repeatable, require_signal
-from duat_cli.analysis.prepared import chosen_stack, parts_of, prepared_inputs, reads, require_readable
+from duat_cli.analysis.prepared import prepared_inputs, require_readable
 from duat_cli.analysis.progress import Progress
+from duat_cli.analysis.stacks import chosen_stack, parts_of, reads
 from duat_cli.compat.libc import give_back_free_memory
 from duat_cli.errors import DuatError, InputError, UnsupportedModelError
 from duat_cli.loading.inputs.request import InputFiles

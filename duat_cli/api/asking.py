@@ -179,8 +179,8 @@ class Asked:
             reading = open_texts(request, texts, given or texts.read(progress), progress)
             tokenizer_of = functools.partial(reading.own_tokenizer, trust_remote_code=request.trust_remote_code)
             return Opened(reading.loaded, reading.inputs, tokenizer_of)
-        from duat_cli.analysis.decoding import with_chosen_blocks
         from duat_cli.analysis.prepared import open_given
+        from duat_cli.analysis.stacks import with_chosen_blocks
 
         read, made = given or texts.read(progress), None
         if files is None:

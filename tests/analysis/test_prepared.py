@@ -15,21 +15,13 @@ from paging import differing, in_parts, whole
 from safetensors.torch import save_file
 from torch import Tensor
 
-from duat_cli.analysis.decoding import all_chains, with_chain
 from duat_cli.analysis.inspect.options import InspectOptions
 from duat_cli.analysis.inspect.run import inspect
 from duat_cli.analysis.inspect.verify import verify
 from duat_cli.analysis.matrix.run import matrix
 from duat_cli.analysis.opening import PromptRequest
-from duat_cli.analysis.prepared import (
-    Prepared,
-    as_prompts,
-    asked_inputs,
-    chosen_stack,
-    part_of,
-    parts_of,
-    prepared_inputs,
-)
+from duat_cli.analysis.prepared import Prepared, as_prompts, asked_inputs, prepared_inputs
+from duat_cli.analysis.stacks import all_chains, chosen_stack, part_of, parts_of, with_chain
 from duat_cli.analysis.support import examine, support_of
 from duat_cli.errors import InputError
 from duat_cli.loading.checkpoint.preflight import inspect_folder

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from chatting import HELLO, with_chat_template
-from picture_texts import MARK, save_llava
+from picture_texts import KINDS, MARK, save_llava
 from PIL import Image
 
 import duat_cli
@@ -194,7 +194,9 @@ def test_a_text_with_a_picture_begins_once(begins: str, tmp_path: Path) -> None:
     turn = begins + "{% for part in messages[0].content %}{{ part.text or '<image>' }} {% endfor %}USER"
     (tmp_path / "chat_template.jinja").write_text(turn, encoding="utf-8")
     picture = Image.new("RGB", (20, 20), (200, 80, 10))
-    [made] = with_pictures([asked(PromptText("What is a cat ?", "here", 1))], [picture], tmp_path, MARK, False)
+    [made] = with_pictures(
+        [asked(PromptText("What is a cat ?", "here", 1))], [picture], tmp_path, False, KINDS["llava"]()
+    )
     ids = made.tensors["input_ids"][0].tolist()
     assert ids[:2].count(1) == ids.count(1) == (1 if begins else 0)  # this tokenizer adds none by itself
     assert MARK in ids

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 from torch import Tensor
 
 from duat_cli.analysis.lora.weights.change import Change, Opened, Read, change_of, opened
-from duat_cli.analysis.prepared import chosen_stack
+from duat_cli.analysis.stacks import chosen_stack
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.loading.adapter.base_weights import BaseWeights
 from duat_cli.loading.adapter.folder import AdapterFiles

@@ -18,12 +18,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from duat_cli.analysis.decoding import behind_own_encoder
 from duat_cli.analysis.decomposition import Decomposition, Step
 from duat_cli.analysis.lora.ground import Ground
 from duat_cli.analysis.lora.reading import logits_of
 from duat_cli.analysis.progress import Progress
 from duat_cli.analysis.session import Listener, Session
+from duat_cli.analysis.stacks import behind_own_encoder
 from duat_cli.compat.transformers import largest_stated
 from duat_cli.errors import InputError, or_reason
 from duat_cli.loading.prompts import Prompt

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from duat_cli.analysis.opening import PromptRequest, noted
-from duat_cli.analysis.prepared import chosen_stack, expected_positions
+from duat_cli.analysis.prepared import expected_positions
 from duat_cli.analysis.session import Session
+from duat_cli.analysis.stacks import chosen_stack
 from duat_cli.errors import InputError, needed
 from duat_cli.loading.checkpoint.preflight import CheckpointFiles
 from duat_cli.loading.declared.fields import processor

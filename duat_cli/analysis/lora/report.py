@@ -13,7 +13,6 @@ import torch
 from torch import nn
 
 from duat_cli.analysis.clock import RunFacts
-from duat_cli.analysis.decoding import behind_own_encoder
 from duat_cli.analysis.lora.applied import refuse_other_base, refuse_resized, tuned_model
 from duat_cli.analysis.lora.eq18 import INPUTS, Eq18Test, Stated
 from duat_cli.analysis.lora.findings import Findings
@@ -24,6 +23,7 @@ from duat_cli.analysis.lora.prompts import Comparer, Decode
 from duat_cli.analysis.lora.weights.change import Change, Opened, change_of, opened
 from duat_cli.analysis.progress import Progress
 from duat_cli.analysis.session import Session, prompt_facts
+from duat_cli.analysis.stacks import behind_own_encoder
 from duat_cli.cache.tensors import gram_key
 from duat_cli.compat.transformers import targets_of
 from duat_cli.errors import UnsupportedModelError, or_reason

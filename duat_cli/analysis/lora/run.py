@@ -183,7 +183,7 @@ def _checkpoint(
     other = load_files(tuned.place, tuned.files, dtype=request.base.dtype, device=request.base.device, paged=paged)
     if request.texts is not None and (files := request.texts.files) is not None:
         from duat_cli.analysis.lora.reading import require_alike
-        from duat_cli.analysis.prepared import part_of
+        from duat_cli.analysis.stacks import part_of
 
         if asked.loaded.like is not None:
             assert isinstance(asked.prompts, Sequence)

@@ -43,7 +43,8 @@ def open_with_calibration(
         texts = replace(texts, files=asked)
         progress(0, 0, "loading torch and transformers")
         with uncollected():
-            from duat_cli.analysis.prepared import open_prepared, part_of
+            from duat_cli.analysis.prepared import open_prepared
+            from duat_cli.analysis.stacks import part_of
         made = open_prepared(model, found, texts, asked, read, progress, share_of(holdout))
         if made is not None:
             sets = inputs_apart(made[1], holdout, pruning, calibration)
@@ -88,7 +89,7 @@ def of_stack(
 ) -> tuple[LoadedModel, list[Prompt], list[Prompt], list[Prompt]]:
     """The stack of an encoder-decoder that --stack names, and the prompts of each set as it reads them. tokenizer: as
     for `with_chosen_blocks`."""
-    from duat_cli.analysis.decoding import with_chosen_blocks
+    from duat_cli.analysis.stacks import with_chosen_blocks
 
     if not files.names_blocks:
         return loaded, *sets

@@ -36,7 +36,7 @@ from duat_cli.compat.libc import give_back_free_memory
 from duat_cli.errors import InputError
 from duat_cli.kinds import names_of
 from duat_cli.loading.checkpoint.stored import most_stored
-from duat_cli.loading.inputs.within import placeholder_of
+from duat_cli.loading.inputs.within import pieces_of
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.model.processes import Processes
 from duat_cli.loading.prompts import Prompt
@@ -185,7 +185,7 @@ def begin(
 ) -> Begun:
     """Checks and prepares everything before the prompts run. in_parts: as for `Work`."""
     _require_finite(loaded)
-    if loaded.pair is None and "input_ids" in (loaded.like or {}) and placeholder_of(loaded.model.config) is None:
+    if loaded.pair is None and "input_ids" in (loaded.like or {}) and not pieces_of(loaded.model.config):
         raise InputError(f"{type(loaded.model).__name__} {BESIDE}")
     if options.repair and loaded.paged is not None:
         raise InputError(STREAMED)

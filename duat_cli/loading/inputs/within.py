@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers import AutoProcessor
 
@@ -30,12 +31,6 @@ class Within:
     """Tensors by the forward pass's argument names."""
 
 
-def placeholder_of(config: Any) -> int | None:
-    """The token id that a config reserves for a piece of a picture in the text; None where it has none."""
-    found = (getattr(config, name, None) for name in ("image_token_id", "image_token_index"))
-    return next((token for token in found if isinstance(token, int)), None)
-
-
 def pieces_of(config: Any) -> dict[int, str]:
     """The token ids that a config reserves for pieces of pictures, videos and sounds in the text, each with its kind:
     'image', 'video' or 'audio'."""
@@ -47,13 +42,14 @@ def with_pictures(
     texts: Sequence[PromptText],
     images: Sequence[Any],
     home: Home,
-    placeholder: int,
     trust_remote_code: bool,
+    config: Any,
     *,
     apart: bool = False,
 ) -> list[Within]:
     """Every text with all the pictures, in their order; apart: with each of them alone. Without texts, a default
-    question is asked in the form of the checkpoint's template."""
+    question is asked in the form of the checkpoint's template. config: of the model."""
+    pieces = [token for token, kind in pieces_of(config).items() if kind == "image"]
     pictures = [open_picture(one, label("--image", one, number)) for number, one in enumerate(images, 1)]
     processor = load_processor(AutoProcessor, "--image", home, trust_remote_code)
     if not callable(getattr(processor, "image_processor", None)) or getattr(processor, "tokenizer", None) is None:
@@ -63,10 +59,10 @@ def with_pictures(
         )
     together = [[one] for one in pictures] if apart else [pictures]
     questions = texts or [_question(processor, len(together[0]))]
-    return [_one(text, some, processor, placeholder) for some in together for text in questions]
+    return [_one(text, some, processor, pieces) for some in together for text in questions]
 
 
-def _one(text: PromptText, pictures: Sequence[Any], processor: Any, placeholder: int) -> Within:
+def _one(text: PromptText, pictures: Sequence[Any], processor: Any, pieces: Sequence[int]) -> Within:
     count, mark = plural(len(pictures), "picture"), clean(_mark(processor))
     where = f"{text.where}: the checkpoint's processor cannot put {count} into it, one in the place of each {mark}"
     said = written(processor, text, len(pictures))
@@ -76,7 +72,7 @@ def _one(text: PromptText, pictures: Sequence[Any], processor: Any, placeholder:
     with hushed(), foreign_errors(where, InputError):
         made = processor(images=list(pictures), text=said, return_tensors="pt", **bare)
     tensors = {name: value for name, value in made.items() if isinstance(value, Tensor)}
-    if not bool((tensors["input_ids"] == placeholder).any()):
+    if not bool(torch.isin(tensors["input_ids"], torch.tensor(pieces)).any()):
         raise InputError(f"{text.where}: says nowhere where the picture goes; put {mark} there for each --image")
     return Within(replace(text, text=said), tensors)
 

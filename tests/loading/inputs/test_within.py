@@ -11,7 +11,7 @@ import torch
 import transformers
 from attributing import WORDS
 from paging import differing, in_parts, whole
-from picture_texts import KINDS, MARK, VIDEO_MARK, build, inputs, save_llava, video_inputs
+from picture_texts import HEARD, KINDS, MARK, VIDEO_MARK, build, inputs, save_llava, video_inputs
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -24,7 +24,7 @@ from duat_cli.analysis.matrix.run import matrix
 from duat_cli.analysis.prepared import Prepared, as_prompts, within_texts
 from duat_cli.errors import ForwardError, InputError, UnsupportedModelError
 from duat_cli.loading.inputs.request import InputFiles
-from duat_cli.loading.inputs.within import DEFAULT, pieces_of, placeholder_of
+from duat_cli.loading.inputs.within import DEFAULT, pieces_of
 from duat_cli.loading.model.load import LoadedModel, skeleton
 from duat_cli.loading.texts import PromptText
 
@@ -140,7 +140,6 @@ def test_the_checkpoints_own_processor_makes_the_input(tmp_path: Path) -> None:
 
     one, two = read("USER <image> What is in the picture ?", "a <image>")
     assert [one.positions, two.positions] == [7 + 16, 1 + 16]
-    assert placeholder_of(shell.config) == MARK
     assert int((one.tensors["input_ids"] == MARK).sum()) == 16
     assert torch.equal(one.tensors["pixel_values"], two.tensors["pixel_values"])
     [asked] = read()
@@ -159,7 +158,7 @@ def picture(folder: Path) -> str:
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "text beside tensors": ({"read": [PromptText("a", "--prompt 1", 1)]}, "--inputs: its tensors hold the text"),
-    "too long": ({"tensors": {"input_ids": torch.full((1, 300), MARK)}}, "too long, 300 tokens with pictures"),
+    "too long": ({"tensors": {"input_ids": torch.full((1, 300), MARK)}}, "too long, 300 tokens in all"),
     "no text": ({"tensors": {"pixel_values": torch.zeros(1, 3, 16, 16)}}, "it holds pixel_values; "),
     "unknown": ({"tensors": {"ids": torch.zeros(1, 3)}}, "ids: LlavaForConditionalGeneration takes no such argument"),
     "a sound": (
@@ -167,6 +166,21 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         "--audio: LlavaForConditionalGeneration reads each kind of input",
     ),
 }
+
+
+def test_sound_within_a_text_is_read_from_tensors_alone(tmp_path: Path) -> None:
+    model = build(HEARD)
+    tensors = inputs(HEARD, model)
+    save_file(tensors, tmp_path / "in.safetensors")
+    [read] = within_texts(model, tmp_path, InputFiles(tensors=(str(tmp_path / "in.safetensors"),)), [], trust=False)
+    assert (read.positions, set(read.tensors)) == (17, {*tensors, "attention_mask"})
+    for files, option in ((InputFiles(sounds=("a.wav",)), "--audio"), (InputFiles(images=("a.png",)), "--image")):
+        with pytest.raises(InputError) as refused:
+            within_texts(model, tmp_path, files, [], trust=False)
+        assert str(refused.value) == (
+            f"{option}: Qwen2AudioForConditionalGeneration reads audio within a text; give the tensors that its "
+            "processor makes of both with --inputs"
+        )
 
 
 @pytest.mark.parametrize("case", BAD)

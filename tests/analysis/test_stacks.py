@@ -29,8 +29,8 @@ from transformers import (
 
 from duat_cli.analysis.attribute.run import AttributeOptions, attribute
 from duat_cli.analysis.attribute.targets import Asked
-from duat_cli.analysis.decoding import STEPS, with_chosen_blocks
 from duat_cli.analysis.decomposition import Carried, Decomposition
+from duat_cli.analysis.stacks import STEPS, with_chosen_blocks
 from duat_cli.cli.main import run
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.loading.inputs.request import InputFiles

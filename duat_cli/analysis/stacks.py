@@ -1,5 +1,6 @@
-"""The blocks that --stack names: one of several chains, or a stack of an encoder-decoder. A decoder reads tokens of its
-own and, for each prompt, the states of the encoder."""
+"""The stacks of a model, and what --stack names: the part that reads one kind of input, one of several chains of
+blocks, or a stack of an encoder-decoder. A decoder reads tokens of its own and, for each prompt, the states of the
+encoder."""
 
 from __future__ import annotations
 
@@ -11,23 +12,77 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
-from duat_cli.analysis.prepared import parts_of, stack_options
 from duat_cli.errors import ForwardError, InputError, UnsupportedModelError, needed
-from duat_cli.loading.inputs.request import InputFiles
+from duat_cli.loading.inputs.request import READS, InputFiles, StackName
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.model.tokenizer import load_tokenizer
 from duat_cli.loading.prompts import Prompt, limits, said
 from duat_cli.loading.quiet import calling_tokenizer, foreign_errors, hushed
 from duat_cli.models.discovery.chains import ByNameError, named
 from duat_cli.models.discovery.exchanged import restored
-from duat_cli.models.discovery.modality import STATES, decoder_of, is_pair, placed, stack_of
+from duat_cli.models.discovery.modality import STATES, decoder_of, ids_name, input_name, is_pair, placed, stack_of
 from duat_cli.models.discovery.structure import discover, run_stack
+from duat_cli.models.instrument.calls import taken_by
 from duat_cli.models.sweep.lockstep import forwards
 from duat_cli.text import clean, shown
 
 R = TypeVar("R")
 STEPS = 15  # tokens that the model generates after its start token if no text is given
+
+
+def chosen_stack(model: Any, stack: StackName | None) -> Any:
+    """The outermost part of a model that reads only the kind of input that --stack names; the model without --stack."""
+    if stack is None:
+        return model
+    for inner in model.modules():
+        if isinstance(inner, PreTrainedModel) and reads(inner) == {stack}:
+            return inner
+    raise InputError(f"--stack {stack}: {type(model).__name__} has no part that reads {' or '.join(READS[stack])}")
+
+
+def part_of(loaded: LoadedModel, stack: StackName | None) -> LoadedModel:
+    """The model, or the part of it that --stack names, with a note."""
+    part = chosen_stack(loaded.model, stack)
+    if part is loaded.model:
+        return loaded
+    note = f"--stack {stack}: the {type(part).__name__} of the {type(loaded.model).__name__} alone"
+    return replace(loaded, model=part, whole=loaded.model, stack=stack, warnings=(*loaded.warnings, note))
+
+
+def parts_of(model: Any) -> list[StackName]:
+    """Stacks that --stack can name in a model that is no encoder-decoder."""
+    found = [reads(inner) for inner in model.modules() if isinstance(inner, PreTrainedModel)]
+    return [stack for stack in READS if {stack} in found]
+
+
+def stack_options(model: Any) -> str:
+    """Names of the stacks that --stack can name in a model that reads several kinds of input, in words: its parts that
+    read one kind alone. Empty where there is none."""
+    parts = parts_of(model)
+    if len(parts) > 1:
+        return f"{', '.join(parts)} or all"
+    return "".join(parts) if len(reads(model)) > 1 else ""
+
+
+def stack_read(loaded: LoadedModel) -> str | None:
+    """Name of the stack that is read, named by --stack or read without it; None for a model of one stack."""
+    model = loaded.model
+    if loaded.chain is not None:
+        return loaded.chain
+    if loaded.stack is not None or is_pair(model):
+        return loaded.stack or "encoder"
+    if len(reads(model)) < 2:
+        return None
+    return next((stack for stack, names in READS.items() if input_name(model) in names), None)
+
+
+def reads(model: Any) -> set[StackName]:
+    """Kinds of input that a model's forward pass has arguments for."""
+    taken, ids = taken_by(model.forward), ids_name(model)
+    own = {"input_ids" if name == ids else name for name in taken}
+    return {stack for stack, names in READS.items() if any(name in own for name in names)}
 
 
 def with_chosen_blocks(
