@@ -103,8 +103,10 @@ def not_run(fault: DuatError) -> str:
     return f"the architecture was not re-initialised: {fault}"
 
 
-def with_untrained(sweep: PromptSweep, tokens: int, known: Untrained) -> PromptSweep:
-    """The sweep with the re-initialised null added to every block that has a uniform null."""
+def with_untrained(sweep: PromptSweep, tokens: int, known: Untrained | None) -> PromptSweep:
+    """The sweep with the re-initialised null, if it is asked for, added to every block that has a uniform null."""
+    if known is None:
+        return sweep
     rows, found = dict(sweep.blocks), known(tokens)
     for index, row in sweep.blocks.items():
         if row.null.uniform is not None:

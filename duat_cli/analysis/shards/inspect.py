@@ -18,23 +18,15 @@ from duat_cli.analysis.progress import Progress
 from duat_cli.analysis.session import Session
 from duat_cli.analysis.shards.folder import Folder
 from duat_cli.analysis.shards.ranks import Ranks
-from duat_cli.analysis.shards.records import Aside, PromptRecord, Stored, of_prompt
-from duat_cli.analysis.shards.run import Together, Worker, anywhere, share
-from duat_cli.errors import DuatError, InputError
+from duat_cli.analysis.shards.records import Aside, PromptRecord, of_prompt
+from duat_cli.analysis.shards.run import Together, Worker, share
+from duat_cli.errors import DuatError
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.prompt_set import PromptSet
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.budgets import most_together
-from duat_cli.results.base import Certificate, Run
+from duat_cli.results.base import Run
 from duat_cli.results.inspect import InspectReport
-
-
-class Facts(Stored):
-    """The part of the report that no prompt changes."""
-
-    head: InspectHead
-    certificate: Certificate
-    """Tolerance and way of capture, which all processes share; the errors come from the records."""
 
 
 class InspectRecord(PromptRecord):
@@ -115,13 +107,8 @@ class _Worker(Worker):
 
         return progress
 
-    def facts(self) -> Facts:
-        session = self._session
-        head = report_head(session)
-        return Facts(
-            head=head.model_copy(update={"environment": anywhere(head.environment)}),
-            certificate=session.certificate(0.0),
-        )
+    def facts(self) -> InspectHead:
+        return report_head(self._session)
 
     def beside(self, folder: Folder, counts: set[int], ranks: Ranks) -> None:
         """Computes the nulls that are missing. By now all Gram matrices are known."""
@@ -132,17 +119,15 @@ class _Worker(Worker):
 
 def merged(folder: Folder, run: Callable[[], Run], progress: Progress) -> InspectReport:
     """The report on all prompts. run: is called at the end."""
-    index = folder.complete()
+    index, head = folder.complete(), InspectHead.model_validate(folder.manifest.facts)
     settings: Mapping[str, Any] = folder.manifest.settings
-    facts = Facts.model_validate(folder.manifest.facts)
     known = _untrained(folder, index.counts()) if settings["null"] == "all" else None
     total = InspectTotal(settings["layers"], settings["terms"], settings["per_prompt"])
-    error = plain_error = 0.0
+    plain_error = 0.0
     for prompt, record in folder.each(index, InspectRecord, progress):
-        sweep = record.found
-        error, plain_error = max([error, *sweep.errors]), max(plain_error, record.plain_error)
-        total.add(prompt, sweep if known is None else with_untrained(sweep, prompt.tokens, known))
-    return total.report(facts.head, facts.certificate.with_errors(error, plain_error), run())
+        plain_error = max(plain_error, record.plain_error)
+        total.add(prompt, with_untrained(record.found, prompt.tokens, known))
+    return total.report(head, plain_error, run())
 
 
 # -- nulls ---------------------------------------------------------------------------------------------------
@@ -155,7 +140,7 @@ def null_of(folder: Folder, tokens: int) -> NullRecord | None:
 
 def put_null(folder: Folder, tokens: int, blocks: list[BlockNull], reason: str = "") -> None:
     """Writes a null, whole or not at all."""
-    folder.put_aside(f"null-{tokens}.json", NullRecord(seal=folder.seal.hex(), blocks=blocks, reason=reason))
+    folder.put_aside(f"null-{tokens}.json", NullRecord(blocks=blocks, reason=reason))
 
 
 def _untrained(folder: Folder, counts: set[int]) -> Untrained:
@@ -167,10 +152,7 @@ def _untrained(folder: Folder, counts: set[int]) -> Untrained:
 
 
 def _known_null(folder: Folder, tokens: int) -> NullRecord:
-    found = null_of(folder, tokens)
-    if found is None:
-        raise InputError(f"{folder.path}: the null of {tokens} tokens is missing: run the same command again")
-    return found
+    return folder.kept_aside(f"null-{tokens}.json", NullRecord, f"the null of {tokens} tokens is missing")
 
 
 def _fill_nulls(
