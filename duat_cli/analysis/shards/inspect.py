@@ -38,10 +38,10 @@ class InspectRecord(PromptRecord):
 
 
 class NullRecord(Aside):
-    """The null of the re-initialised architecture under one count of tokens, or the reason why there is none."""
+    """The null of the re-initialised architecture under one count of tokens."""
 
-    blocks: list[BlockNull]
-    reason: str
+    found: list[BlockNull] | str
+    """By block, or the reason why there is none."""
 
 
 def inspect_into(
@@ -138,21 +138,19 @@ def null_of(folder: Folder, tokens: int) -> NullRecord | None:
     return folder.aside(f"null-{tokens}.json", NullRecord)
 
 
-def put_null(folder: Folder, tokens: int, blocks: list[BlockNull], reason: str = "") -> None:
+def put_null(folder: Folder, tokens: int, found: list[BlockNull] | str) -> None:
     """Writes a null, whole or not at all."""
-    folder.put_aside(f"null-{tokens}.json", NullRecord(blocks=blocks, reason=reason))
+    folder.put_aside(f"null-{tokens}.json", NullRecord(found=found))
 
 
 def _untrained(folder: Folder, counts: set[int]) -> Untrained:
     """The nulls for a report. As in a report of one process, there are none if one count of tokens has failed."""
-    reason = next((null.reason for tokens in sorted(counts) if (null := _known_null(folder, tokens)).reason), None)
-    if reason is not None:
-        return lambda _tokens: reason
-    return functools.lru_cache(maxsize=32)(lambda tokens: _known_null(folder, tokens).blocks)
 
+    def known(tokens: int) -> list[BlockNull] | str:
+        return folder.kept_aside(f"null-{tokens}.json", NullRecord, f"the null of {tokens} tokens is missing").found
 
-def _known_null(folder: Folder, tokens: int) -> NullRecord:
-    return folder.kept_aside(f"null-{tokens}.json", NullRecord, f"the null of {tokens} tokens is missing")
+    reason = next((null for tokens in sorted(counts) if isinstance(null := known(tokens), str)), None)
+    return functools.lru_cache(maxsize=32)(known) if reason is None else lambda _tokens: reason
 
 
 def _fill_nulls(
@@ -173,5 +171,5 @@ def _fill_nulls(
         try:
             put_null(folder, tokens, source.numbers(tokens))
         except DuatError as fault:
-            put_null(folder, tokens, [], not_run(fault))
+            put_null(folder, tokens, not_run(fault))
             return
