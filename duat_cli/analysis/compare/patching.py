@@ -29,6 +29,7 @@ from duat_cli.models.instrument.held import Held
 from duat_cli.models.sweep.passes import RecordingPass
 from duat_cli.models.sweep.patches import Patch, PatchedPass
 from duat_cli.models.value_path.operator import whole_rows
+from duat_cli.results.base import finite
 from duat_cli.results.compare.patching import (
     BlockPatch,
     HeadPatch,
@@ -261,9 +262,7 @@ class Patcher:
         begin = torch.stack(starts)
         now = torch.stack([start if one is None else one.output for start, one in zip(starts, trial, strict=True)])
         moved = (now - begin)[:, 0].sum() / self._rise
-        shares = moved, 1 - now[:, 1].sum() / begin[:, 1].sum()
-        effect, divergence = (float(share) if bool(share.isfinite()) else None for share in shares)
-        return effect, divergence
+        return finite(float(moved)), finite(float(1 - now[:, 1].sum() / begin[:, 1].sum()))
 
 
 def _rise(targets: Sequence[Target]) -> float:
@@ -309,11 +308,17 @@ def _with_head(own: Held, other: Held, head: int) -> Held:
 
 def _pair(a: int, b: int, target: Target, said: Callable[[int], str]) -> PatchedPair:
     (before, divergence), (after, _) = (end.tolist() for end in target.ends)
-    known = {"before": before, "after": after, "kl": divergence}
-    finite = {name: value if math.isfinite(value) else None for name, value in known.items()}
     first, second = map(said, target.tokens)
     return PatchedPair.explained(
-        "it is not finite", a=a, b=b, token_a=first, token_b=second, given=target.given, **finite
+        "it is not finite",
+        a=a,
+        b=b,
+        token_a=first,
+        token_b=second,
+        given=target.given,
+        before=finite(before),
+        after=finite(after),
+        kl=finite(divergence),
     )
 
 
