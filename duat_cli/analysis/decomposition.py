@@ -77,6 +77,11 @@ class Carried:
     uniform: Tensor | None = None  # as `sources`, with every H uniform over the tokens that its rows may see
 
     @property
+    def bias(self) -> Tensor:
+        """The static piece, written out where it is zero."""
+        return torch.zeros_like(self.linear) if self.static is None else self.static
+
+    @property
     def total(self) -> Tensor:
         moving = self.linear + self.dynamic
         moving = moving if self.encoder is None else moving + self.encoder
@@ -115,9 +120,8 @@ class Step(Base):
 
         Call it while the block's weights are in memory. None where there is no pre-activation.
         """
-        if self.ffn_input is None:
+        if (pieces := self.ffn_input) is None:
             return None
-        pieces = self.ffn_input
         rest = pieces.dynamic if pieces.static is None else pieces.dynamic + pieces.static
         rest = rest if pieces.encoder is None else rest + pieces.encoder
         return rest if self.first is None else self.first(rest[None])[0]
@@ -214,7 +218,7 @@ def _items(before: Carried, bare: bool, own: bool) -> Tensor:
     own: whether to add the origin again at the end, for the block's own term.
     """
     moving = [before.linear, *([] if before.encoder is None else [before.encoder]), before.dynamic]
-    static = torch.zeros_like(before.linear) if before.static is None else before.static
+    static = before.bias
     if not bare:
         moving = [static, *(piece + static for piece in moving)]
     return torch.stack([*moving, static] if own else moving)
@@ -256,7 +260,7 @@ def _own_term(run: BlockRun, images: Tensor, given: list[Tensor], bare: bool) ->
 
 def _advance_terms(run: BlockRun, before: Carried, static: Tensor | None, given: list[Tensor]) -> list[Tensor]:
     """Every earlier UAT term carried through this block, followed by the term that this block adds."""
-    origin = torch.zeros_like(before.linear) if before.static is None else before.static
+    origin = before.bias
     items = torch.stack([*(term + origin for term in before.terms), origin])
     biases = [g[:1].expand(len(before.terms), *g.shape[1:]) for g in given]
     replay = run.replay(items, [torch.cat([b, g[-1:]]) for b, g in zip(biases, given, strict=True)])

@@ -63,12 +63,11 @@ class OperatorFile:
         full."""
         self._dtype = torch.promote_types(session.loaded.model.dtype, torch.float32)
         self._require_room(session, prompts, blocks)
-        self._metadata = _facts(session) | self._tokens(prompts)
         names = [f"block.{b}.{name}" for b in blocks for name in "VO"]
         names += [f"prompt.{p}.block.{b}.{name}" for p in range(len(prompts)) for b in blocks for name in _OF_PROMPT]
         names += [f"prompt.{p}.input_ids" for p in range(len(prompts))]
-        room = len(json.dumps(self._metadata)) + 12 * (_REASON + 8) * len(blocks)  # a character takes up to 12 bytes
-        self._file = TensorFile(self._path, names, room, self._dtype)
+        reasons = 12 * (_REASON + 8) * len(blocks)  # a character takes up to 12 bytes
+        self._file = TensorFile(self._path, names, _facts(session) | self._tokens(prompts), reasons, self._dtype)
         for number, prompt in enumerate(prompts):
             self._file.add(f"prompt.{number}.input_ids", prompt.input_ids[0])
 
@@ -100,7 +99,7 @@ class OperatorFile:
         self._missing.setdefault(block, one_line(reason, _REASON))
 
     def finish(self) -> None:
-        self._file.finish(self._metadata | {"missing": json.dumps(self._missing)})
+        self._file.finish(missing=self._missing)
 
     def close(self) -> None:
         """Closes an unfinished file."""

@@ -223,7 +223,6 @@ class Session:
         guest_of: Callable[[Discovery], G] | None,
     ) -> tuple[ModelStructure, list[_Sweep], G | None]:
         """One attempt at discovery, with the sweeps of the probe and of these prompts beside it."""
-        assert self.weights is not None
         found, sweeps = self._grown(), list[_Sweep]()
 
         def others() -> list[Pass] | None:
@@ -246,7 +245,7 @@ class Session:
         with holding(self, _discovering=found), found.attached():
             guest = None if guest_of is None else guest_of(found)
             found.on_proved = None if guest is None else guest.proved
-            side_by_side(self.weights, found, others, left)
+            side_by_side(needed(self.weights), found, others, left)
         return found.structure(), sweeps, guest
 
     def _grown(self) -> Discovery:
@@ -303,8 +302,7 @@ class Session:
     def geometry(self, call: int, *, cross: bool = False) -> Geometry:
         """Geometry of the block of that call, or of its W'_c (`bare`); its factors must exist."""
         block = self.structure.block(call)
-        known, name = block.cross if cross else block.factors, block.parts.name
-        assert known is not None
+        known, name = needed(block.cross if cross else block.factors), block.parts.name
         made = (lambda: bare(known.heads)) if cross else (lambda: geometry(known, name, self._cache))
         return known_or(made, (call, cross), self._geometries)
 

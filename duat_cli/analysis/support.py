@@ -34,7 +34,7 @@ from duat_cli.models.sweep.alone import require_alone
 from duat_cli.models.sweep.lockstep import one_by_one
 from duat_cli.models.value_path.factors import MERGES, NO_MIXING
 from duat_cli.results.base import Run
-from duat_cli.results.support import StackEntry, SupportEntry, SupportReport
+from duat_cli.results.support import StackEntry, Status, SupportEntry, SupportReport
 from duat_cli.zoo import tiny
 from duat_cli.zoo.inputs import made_inputs, modality_of, modality_of_type
 
@@ -189,15 +189,8 @@ def _of_chains(model: Any, model_type: str, like: Mapping[str, Tensor] | None, n
     errors = [entry.relative_error for entry in found.values() if entry.relative_error is not None]
     if not errors:
         return _refused(model_type, "; ".join(parts)).model_copy(update={"stacks": stacks})
-    return SupportEntry(
-        model_type=model_type,
-        status="partly" if parts else "exact",
-        stacks=stacks,
-        path=next(entry.path for entry in found.values() if entry.relative_error is not None),
-        parts=parts,
-        reason=None,
-        relative_error=max(errors),
-    )
+    path = next(entry.path for entry in found.values() if entry.relative_error is not None)
+    return _entry(model_type, path, parts, max(errors)).model_copy(update={"stacks": stacks})
 
 
 def _examine_stack(
@@ -221,15 +214,7 @@ def _examine_stack(
         return _refused(model_type, reason, structure)
     if not error <= tolerance_for(model.dtype):
         return _refused(model_type, f"the rebuilt output misses the model's by {error:.1e}", structure)
-    parts = [*structure.uncovered, *faults]
-    return SupportEntry(
-        model_type=model_type,
-        status="partly" if parts else "exact",
-        path=structure.path,
-        parts=parts,
-        reason=None,
-        relative_error=error,
-    )
+    return _entry(model_type, structure.path, [*structure.uncovered, *faults], error)
 
 
 def _errors(structure: ModelStructure, like: Mapping[str, Tensor] | None) -> tuple[float, list[str]]:
@@ -263,12 +248,12 @@ def _errors(structure: ModelStructure, like: Mapping[str, Tensor] | None) -> tup
     return worst, [f"operator of block {', '.join(map(str, blocks))}: {why}" for why, blocks in faults.items()]
 
 
+def _entry(model_type: str, path: Any, parts: list[str], error: float | None) -> SupportEntry:
+    """The entry of a model that is understood but for some parts."""
+    status: Status = "partly" if parts else "exact"
+    return SupportEntry(model_type=model_type, status=status, path=path, parts=parts, reason=None, relative_error=error)
+
+
 def _refused(model_type: str, reason: str, structure: ModelStructure | None = None) -> SupportEntry:
-    return SupportEntry(
-        model_type=model_type,
-        status="refused",
-        path=structure.path if structure else None,
-        parts=[],
-        reason=reason,
-        relative_error=None,
-    )
+    entry = _entry(model_type, structure.path if structure else None, [], None)
+    return entry.model_copy(update={"status": "refused", "reason": reason})

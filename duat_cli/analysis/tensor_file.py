@@ -38,10 +38,13 @@ class TensorFile:
     every tensor, so it is written last, into room left for it; spaces fill the rest, as the format allows.
     """
 
-    def __init__(self, path: Path, names: Iterable[str], metadata_bytes: int, dtype: torch.dtype) -> None:
-        """names: of all tensors that may be added; metadata_bytes: most bytes of the metadata as JSON; dtype: of all
+    def __init__(
+        self, path: Path, names: Iterable[str], metadata: dict[str, str], later: int, dtype: torch.dtype
+    ) -> None:
+        """names: of all tensors that may be added; later: most bytes of the metadata that `finish` adds; dtype: of all
         floats."""
-        room = len(json.dumps(dict.fromkeys(names, _LARGEST))) + metadata_bytes + 64
+        room = len(json.dumps(dict.fromkeys(names, _LARGEST))) + len(json.dumps(metadata)) + later + 64
+        self._metadata = metadata
         self._data = 8 + -(-room // 8) * 8  # where the data begins, aligned
         self._end = self._data
         self._entries: dict[str, Any] = {}
@@ -74,8 +77,10 @@ class TensorFile:
         values = np.frombuffer(bytearray(self._file.read(end - start)), dtype=_LITTLE[entry["dtype"]])
         return torch.from_numpy(values.astype(values.dtype.newbyteorder("="), copy=False)).reshape(entry["shape"])
 
-    def finish(self, metadata: dict[str, str]) -> None:
-        """Writes the header, without which the file is not valid, and closes the file."""
+    def finish(self, **later: object) -> None:
+        """Writes the header, without which the file is not valid, and closes the file. later: further metadata, written
+        as JSON."""
+        metadata = self._metadata | {name: json.dumps(value) for name, value in later.items()}
         header = json.dumps({"__metadata__": metadata, **self._entries}).encode()
         room = self._data - 8
         assert len(header) <= room, "more tensors or metadata than announced"

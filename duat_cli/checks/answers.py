@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from duat_cli.results.base import Finite
+from duat_cli.results.base import Finite, finite
 from duat_cli.results.behaviour import CLASSES, NOT_FINITE, Behaviour, Predicts
 from duat_cli.text import plural
 
@@ -155,7 +155,7 @@ def compared(behaviour: Behaviour, found: Agreement | str) -> Behaviour:
         by_cosine = "embeddings are compared by their cosine"
         missing = dict.fromkeys(values, found.without if behaviour.predicts in CLASSES else by_cosine)
     elif isinstance(found, Agreement):
-        kl = None if found.kl is None or not math.isfinite(found.kl) else found.kl
+        kl = None if found.kl is None else finite(found.kl)
         values |= {"agreement": 1 - found.distance, "near_ties": found.near_ties, "kl": kl}
         missing["kl"] = found.without if found.kl is None else NOT_FINITE
     kept = {name: why for name, why in behaviour.reasons.items() if name not in values}

@@ -20,14 +20,11 @@ def metrics_of(evidence: Evidence, schema: int = SCHEMA) -> tuple[dict[str, Valu
         if rule.metric is not None:
             found = [m.value for m in rule.measure(evidence, Settings(rule, rule.level, rule.max, rule.allowed))]
             values[name] = max(found, default=0.0) if rule.metric == "largest" else sum(found, 0.0)
-    if evidence.report is not None:
-        numbers, whys = report_metrics(evidence.report)
-        values |= numbers
-        reasons |= whys
-    if evidence.behaviour is not None and schema >= ANSWERS_SCHEMA:
-        numbers, whys = report_metrics(evidence.behaviour)
-        values |= {f"{BEHAVIOUR}.{name}": value for name, value in numbers.items()}
-        reasons |= {f"{BEHAVIOUR}.{name}": why for name, why in whys.items()}
+    behaviour = evidence.behaviour if schema >= ANSWERS_SCHEMA else None
+    for front, report in (("", evidence.report), (f"{BEHAVIOUR}.", behaviour)):
+        numbers, whys = ({}, {}) if report is None else report_metrics(report)
+        values |= {front + name: value for name, value in numbers.items()}
+        reasons |= {front + name: why for name, why in whys.items()}
     return {key: rounded(value) for key, value in values.items()}, reasons
 
 

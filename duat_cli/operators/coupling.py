@@ -38,19 +38,20 @@ class CouplingSums:
         self._read: list[list[float]] = []  # the sums as Python numbers, once asked for
 
     def add(self, squares: Tensor, start: int) -> None:
-        """Adds rows. squares: C_ij² for the rows i = start … start + n - 1, (kinds, n, N)."""
+        """Adds rows. squares: C_ij² for the rows i = start … start + n - 1, (kinds, n, K); of other tokens than j, as
+        with cross-attention, the diagonal, distances and the first token mean nothing."""
         count, tokens = squares.shape[1:]
         totals = squares.sum(dim=-1)  # (kinds, n)
         alive = totals.sign()
         p = squares / (totals + (1 - alive))[..., None]
-        smallest = torch.finfo(p.dtype).tiny  # 0 log 0 = 0; a plain logarithm is seven times faster than xlogy
-        entropy = -(p * p.clamp_min(smallest).log()).sum(dim=-1) / math.log(2)
+        entropy = entropies(p)
         distance = (p * distances(start, count, tokens, p.dtype, p.device)).sum(dim=-1)
+        diagonal = squares.diagonal(start, dim1=-2, dim2=-1)
         later = alive.clone()
         later[:, : max(1 - start, 0)] = 0
         columns = {  # of an all-zero row p is zero, and therefore also entropy and distance
             "energy": totals,
-            "diagonal": squares.diagonal(start, dim1=-2, dim2=-1),
+            "diagonal": nn.functional.pad(diagonal, (0, count - diagonal.shape[-1])),
             "rows": alive,
             "entropy": entropy,
             "context": torch.exp2(entropy) * alive,
@@ -81,6 +82,11 @@ class CouplingSums:
             distance_deviation=math.sqrt(max(variance, 0.0)) if variance is not None else None,
             first_token_share=s["first"] / later if later else None,
         )
+
+
+def entropies(p: Tensor) -> Tensor:
+    """Entropy along the last axis, bits; 0 log 0 = 0. A plain logarithm is seven times faster than xlogy."""
+    return -(p * p.clamp_min(torch.finfo(p.dtype).tiny).log()).sum(dim=-1) / math.log(2)
 
 
 @functools.lru_cache(maxsize=4)

@@ -6,6 +6,7 @@ state why, keyed by the field's name. NaN and Infinity are refused on constructi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
@@ -20,6 +21,11 @@ Warnings = Annotated[list[str], Field(description="what a user should know, one 
 _positive = AfterValidator(lambda value: value + 0.0)  # -0.0, which reads like a small negative number, becomes 0.0
 Finite = Annotated[float, Field(allow_inf_nan=False), _positive]
 Share = Annotated[float, Field(allow_inf_nan=False, ge=0.0, le=1.0), _positive]
+
+
+def finite(value: float) -> float | None:
+    """The value; None for NaN and Infinity, which no result holds."""
+    return value if math.isfinite(value) else None
 
 
 class Result(BaseModel):

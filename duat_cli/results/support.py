@@ -9,7 +9,13 @@ from pydantic import Field
 from duat_cli.results.base import COMMAND, Finite, Report, Result, Run
 from duat_cli.results.meaning import Meaning
 
-Status = Literal["exact", "partly", "refused"]
+Status = Annotated[
+    Literal["exact", "partly", "refused"],
+    Field(
+        description="how much of the model or stack is covered: all (exact), all but some parts (partly), or nothing "
+        "(refused)"
+    ),
+]
 Modality = Literal["text", "vision", "audio", "vision-language", "audio-language", "several", "other"]
 
 
@@ -17,10 +23,7 @@ class StackEntry(Result):
     """How far duat understands one stack of a model of several."""
 
     stack: str = Field(description="name of the stack, the value of --stack")
-    status: Status = Field(
-        description="how much of the model or stack is covered: all (exact), all but some parts (partly), or nothing "
-        "(refused)"
-    )
+    status: Status
     reason: str | None = Field(
         description="what of the stack is not covered, or why it was refused; null where it is exact"
     )
@@ -37,10 +40,7 @@ class SupportEntry(Result):
         default=[],
         description="stacks that --stack can name, with how far each is covered; empty for a model of one stack",
     )
-    status: Status = Field(
-        description="how much of the model or stack is covered: all (exact), all but some parts (partly), or nothing "
-        "(refused)"
-    )
+    status: Status
     path: Literal["attention interface", "softmax interception", "frozen kernel"] | None = Field(
         description="how attention was seen, as `capture` of a certificate; null where the model was refused before "
         "that"

@@ -206,14 +206,14 @@ def test_the_name_says_what_the_file_is(name: str, folder: Any, capsys: pytest.C
 def test_tensors_come_back_bit_by_bit(tmp_path: Path) -> None:
     """Ids first, then floats of any shape, an empty one among them, out of order within one tensor."""
     path = tmp_path / "t.safetensors"
-    file = TensorFile(path, ["ids", "a.b", "empty", "rows"], 100, torch.float64)
+    file = TensorFile(path, ["ids", "a.b", "empty", "rows"], {"text": "ä\u2028"}, 0, torch.float64)
     ids, a, rows = torch.arange(5), torch.randn(3, 4).double().T, torch.randn(2, 6, 6, dtype=torch.float64)
     file.add("ids", ids)
     file.add("a.b", a)
     file.add("empty", torch.zeros(0, 3))  # written in the file's dtype
     parts = [slice(first, first + 2) for first in (4, 0, 2)]
     file.add_rows("rows", SimpleNamespace(heads=2, tokens=6, chunks=lambda: ((part, rows[:, part]) for part in parts)))
-    file.finish({"text": "ä\u2028"})
+    file.finish()
     tensors, metadata = written_tensors(path)
     assert metadata == {"text": "ä\u2028"}
     for name, tensor in {"ids": ids, "a.b": a, "empty": torch.zeros(0, 3).double(), "rows": rows}.items():

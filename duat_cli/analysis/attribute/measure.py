@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,9 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from duat_cli.analysis.attribute.leading import Place
-from duat_cli.analysis.attribute.odds import has_odds
 from duat_cli.analysis.attribute.parts import BlockParts, UnitParts
-from duat_cli.analysis.attribute.targets import Target
+from duat_cli.analysis.attribute.targets import Target, has_odds
 from duat_cli.analysis.attribute.work import Found, Prediction, Work
 from duat_cli.analysis.session import Session
 from duat_cli.errors import needed
@@ -31,7 +29,7 @@ from duat_cli.models.sweep.passes import BlockCall, RecordingPass, Removal, Remo
 from duat_cli.models.sweep.rows import without_each
 from duat_cli.models.terms.sites import TermId
 from duat_cli.results.attribute import Agreement, MeasuredParts, RemovedPart, RemovedToken
-from duat_cli.results.base import Skipped
+from duat_cli.results.base import Skipped, finite
 from duat_cli.statistics.divergence import kl
 from duat_cli.statistics.ranking import largest, spearman
 from duat_cli.text import indices
@@ -212,14 +210,13 @@ class Measurer:
         return total / count
 
     def _change(self, plain: _Seen, other: _Seen) -> Change:
-        lost = float(self._target.of(plain.raw) - self._target.after(other.raw))
-        if not math.isfinite(lost):
+        lost = finite(float(self._target.of(plain.raw) - self._target.after(other.raw)))
+        if lost is None:
             return Change(None, None)
         rows = [self._target.row(seen.output)[None] for seen in (plain, other)]
         if not has_odds(self._model, self._target, rows[0].shape[1]):
             return Change(lost, None)
-        moved = float(kl(*rows)[0])
-        return Change(lost, moved if math.isfinite(moved) else None)
+        return Change(lost, finite(float(kl(*rows)[0])))
 
 
 class _Seen:
@@ -290,6 +287,5 @@ def _agreement(what: str, given: Sequence[tuple[float, float | None]]) -> Agreem
     pairs = [(part, change) for part, change in given if change is not None]
     if len(pairs) < FEWEST:
         return Agreement.absent(f"fewer than {FEWEST} were removed", what=what, count=len(pairs))
-    found = float(spearman(*torch.tensor(pairs, dtype=torch.float64).T))
-    known = found if math.isfinite(found) else None
-    return Agreement.explained("all are alike", what=what, count=len(pairs), rank_correlation=known)
+    found = finite(float(spearman(*torch.tensor(pairs, dtype=torch.float64).T)))
+    return Agreement.explained("all are alike", what=what, count=len(pairs), rank_correlation=found)

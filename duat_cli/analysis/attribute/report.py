@@ -10,9 +10,8 @@ import torch
 
 from duat_cli.analysis.attribute.leading import Leading
 from duat_cli.analysis.attribute.measure import Measurer
-from duat_cli.analysis.attribute.odds import Odds
 from duat_cli.analysis.attribute.parts import PromptParts
-from duat_cli.analysis.attribute.targets import Chooser, Target
+from duat_cli.analysis.attribute.targets import Chooser, Odds, Target
 from duat_cli.analysis.attribute.work import Found
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.loading.prompts import Prompt

@@ -139,15 +139,13 @@ class Attributor:
     def head(self) -> AttributeHead:
         """The part of the report that no prompt changes; known once one has run."""
         session, work = self._session, self._work
-        assert work.form is not None
-        assert work.chain is not None
-        broken = work.chain.broken()
+        broken = needed(work.chain).broken()
         if any(block.parts.mixer is not None for block in session.structure.blocks):  # mixers' kernels round to float32
             self._tolerance = max(self._tolerance, tolerance_for(torch.float64))
         return AttributeHead(
             environment=session.environment(),
             model=session.model_facts(),
-            held=held(work.form),
+            held=held(needed(work.form)),
             tolerance=self._tolerance,
             skipped=[
                 *(Skipped(what="model", why=note) for note in session.structure.uncovered),

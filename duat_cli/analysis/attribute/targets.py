@@ -1,4 +1,5 @@
-"""Targets of attribution: one entry of the output, minus another or the mean; without a head, of hidden states."""
+"""Targets of attribution: one entry of the output, minus another or the mean; without a head, of hidden states. And how
+probable the model finds a target."""
 
 from __future__ import annotations
 
@@ -12,8 +13,10 @@ from torch import Tensor
 
 from duat_cli.compat.transformers import stated
 from duat_cli.errors import InputError, UnsupportedModelError, needed
+from duat_cli.loading.checkpoint.sizes import EXPERTS
 from duat_cli.loading.words import Labels, Named, Words
 from duat_cli.models.arrays import relative_error, tolerance_for, wide
+from duat_cli.models.discovery.causality import class_count
 from duat_cli.text import clean
 
 MEAN = "mean"
@@ -70,9 +73,39 @@ class Asked:
     first_token: bool = False
 
 
+@dataclass(frozen=True)
+class Odds:
+    """Probabilities by softmax over all tokens, or classes."""
+
+    own: float
+    rival: int
+    """The most probable other token or class."""
+    rivals: float
+
+
+def has_odds(model: Any, target: Target, entries: int) -> bool:
+    """Whether a target has a probability in an output with so many entries: tokens do, and classes if the model has
+    exactly one for each entry."""
+    if target.kind == "class":
+        return class_count(model) == entries
+    return target.kind in ("token", "log-probability")
+
+
+def odds_of(model: Any, target: Target, output: Tensor) -> Odds | None:
+    """The odds of a target in an output, (1, N, vocabulary) or (1, classes), computed in float64; None without
+    `has_odds`."""
+    row = target.row(output)
+    if target.token is None or not has_odds(model, target, len(row)):
+        return None
+    found = row.double().softmax(dim=-1)
+    others = found.clone()
+    others[target.token] = -1.0
+    rival = int(others.argmax())
+    return Odds(float(found[target.token]), rival, float(found[rival]))
+
+
 BY_LENGTH = "the model computes otherwise by how long the text is"
 _LENGTH_ROPES = "longrope", "dynamic"
-_EXPERTS = "num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"
 
 
 def why_by_length(config: Any, dtype: torch.dtype) -> str:
@@ -85,7 +118,7 @@ def why_by_length(config: Any, dtype: torch.dtype) -> str:
     if dtype.itemsize >= 4:
         return BY_LENGTH
     name = str(dtype).removeprefix("torch.")
-    if any(stated(config, field) for field in _EXPERTS):
+    if any(stated(config, field) for field in EXPERTS):
         return (
             f"passes of other lengths round otherwise in {name}, and a router that rounds sends tokens to other "
             "experts; use --dtype float32"

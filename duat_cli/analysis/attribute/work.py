@@ -16,9 +16,8 @@ from torch import Tensor, nn
 
 from duat_cli.analysis.attribute.experts import KnownExperts
 from duat_cli.analysis.attribute.leading import Leading
-from duat_cli.analysis.attribute.odds import Odds, odds_of
 from duat_cli.analysis.attribute.parts import BlockParts, PromptParts, block_parts, token_parts
-from duat_cli.analysis.attribute.targets import Chooser, Target, likelihoods
+from duat_cli.analysis.attribute.targets import Chooser, Odds, Target, likelihoods, odds_of
 from duat_cli.analysis.attribute.total import PromptSums
 from duat_cli.analysis.plan.waves import recorded_waves
 from duat_cli.analysis.progress import Progress

@@ -37,6 +37,7 @@ from duat_cli.models.discovery.causality import (
 from duat_cli.models.discovery.modality import placed_tensors, stack_of
 from duat_cli.models.discovery.structure import Discovery, run_stack
 from duat_cli.models.sweep.lockstep import Call, Guest, forwards
+from duat_cli.results.base import finite
 from duat_cli.results.behaviour import CLASSES, NOT_FINITE, Behaviour, Predicts, TunedBehaviour
 from duat_cli.statistics.divergence import by_tokens
 
@@ -213,13 +214,13 @@ class Asking:
         values: dict[str, Any] = {
             "scored_bytes": size,
             "vocabulary": tally.vocabulary,
-            "loss_per_token": _finite(loss) if scored else None,
-            "loss_per_byte": _finite(loss * scored / size) if scored and size else None,
+            "loss_per_token": finite(loss) if scored else None,
+            "loss_per_byte": finite(loss * scored / size) if scored and size else None,
             "uniform": math.log(tally.vocabulary),
             "unigram": unigram(tally.targets, tally.vocabulary) if scored else None,
-            "entropy": _finite(math.fsum(tally.entropies) / len(tally.entropies)),
+            "entropy": finite(math.fsum(tally.entropies) / len(tally.entropies)),
             "largest_logit": tally.largest,
-            "logit_range": _finite(math.fsum(tally.ranges) / len(tally.ranges)),
+            "logit_range": finite(math.fsum(tally.ranges) / len(tally.ranges)),
             "never_predicted": tally.never,
             "nonfinite_logits": tally.nonfinite,
         }
@@ -231,7 +232,7 @@ class Asking:
         if size is None:
             why = _NO_LABELS if self.predicts in CLASSES else "the tokenizer does not say"
             reasons |= dict.fromkeys(("scored_bytes", "loss_per_byte"), why)
-        elif size == 0 and scored and _finite(loss) is not None:
+        elif size == 0 and scored and finite(loss) is not None:
             reasons["loss_per_byte"] = "the scored tokens stand for no text"
         return values, {name: why for name, why in reasons.items() if values[name] is None}
 
@@ -292,10 +293,6 @@ def _bytes(prompt: Prompt, at: Sequence[int], *, together: bool) -> int | None:
     return sum(len(prompt.text[first:last].encode()) for first, last in spans)
 
 
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
-
-
 # -- the same questions to the model with an adapter ------------------------------------------------------------
 
 
@@ -312,7 +309,7 @@ def tuned_behaviour(adapter: AdapterFiles, found: Found, loaded: LoadedModel, as
         return TunedBehaviour.absent(str(fault))
     losses = [loss for part in parts for loss in part]
     mean = math.fsum(losses) / len(losses)
-    return TunedBehaviour(loss_per_token=mean) if math.isfinite(mean) else TunedBehaviour.absent(NOT_FINITE)
+    return TunedBehaviour.explained(NOT_FINITE, loss_per_token=finite(mean))
 
 
 def _losses(model: Any, question: Question, device: str) -> list[float]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from duat_cli.errors import needed
 from duat_cli.statistics.divergence import by_tokens
 
 
@@ -99,8 +100,7 @@ class Tally:
     @property
     def never(self) -> float:
         """Share of the vocabulary to which no prediction gives a probability of at least 1/V."""
-        assert self.likely.tokens is not None
-        return 1 - float(self.likely.tokens.double().mean())
+        return 1 - float(needed(self.likely.tokens).double().mean())
 
 
 def unigram(targets: Sequence[int], vocabulary: int) -> float:

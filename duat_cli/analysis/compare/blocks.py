@@ -9,7 +9,7 @@ from torch import Tensor
 
 from duat_cli.analysis.aggregate import mean_over
 from duat_cli.analysis.compare.alignment import Aligned, every_place
-from duat_cli.analysis.compare.states import BlockState
+from duat_cli.analysis.compare.states import BlockState, OperatorState
 from duat_cli.models.arrays import wide
 from duat_cli.operators.input_change import PARTS, Routed, change, share_from
 from duat_cli.results.compare.report import BlockComparison, FfnChange, HeadChange, InputChange, NullChange
@@ -43,8 +43,8 @@ def compare_block(
     if into is not None and out is not None and into > rounding:
         values["amplification"] = out / into
     reasons: dict[str, str] = {}
-    if before.bias is None or after.bias is None:
-        reasons["bias"] = before.why_no_bias if before.bias is None else after.why_no_bias
+    if isinstance(before.bias, str) or isinstance(after.bias, str):
+        reasons["bias"] = next(state.bias for state in (before, after) if isinstance(state.bias, str))
     else:
         values["bias"] = relative_change(before.bias, after.bias, aligned)
     ffns = _ffns(before, after, aligned)
@@ -102,19 +102,18 @@ def _named(every: Sequence[dict[str, str]]) -> list[dict[str, str]]:
 
 
 def _operator(before: BlockState, after: BlockState, aligned: Aligned) -> tuple[InputChange, list[HeadChange]]:
-    a, b, G = before.routed, after.routed, before.gram
-    if a is None or b is None or G is None:
-        return _no_operator(before.why_no_operator or after.why_no_operator), []
-    places = aligned.a, aligned.b
-    moved = change(a, b, places, G)
+    a, b = before.operator, after.operator
+    if isinstance(a, str) or isinstance(b, str):
+        return _no_operator(next(one for one in (a, b) if isinstance(one, str))), []
+    moved = change(a.routed, b.routed, (aligned.a, aligned.b), a.gram)
     if moved.whole is None:
         return _no_operator(NO_ROWS), []
-    shares = [share_from(a, aligned.a, aligned.left_out()[0], G), share_from(b, aligned.b, aligned.left_out()[1], G)]
+    shares = _shares_left_out([a.routed, b.routed], aligned, a.gram)
     whole = {"unaligned_a": shares[0][0], "unaligned_b": shares[1][0]}
     mean = _mean([share[0] for share in shares])
-    null = _null(before, after, aligned)
+    null = _null(a, b, aligned)
     operator = InputChange.explained(NO_ROWS, **moved.whole, **whole, unaligned=mean, null=null)
-    if a.channels:  # there are too many channels to list
+    if a.routed.channels:  # there are too many channels to list
         return operator, []
     return operator, [
         _head(head, numbers, _mean([share[1][head] for share in shares])) for head, numbers in enumerate(moved.heads)
@@ -126,21 +125,21 @@ def _head(number: int, moved: dict[str, float] | None, unaligned: float | None) 
     return HeadChange.explained("its part of W' is zero", head=number, **parts, unaligned=unaligned)
 
 
-def _null(before: BlockState, after: BlockState, aligned: Aligned) -> NullChange:
+def _null(before: OperatorState, after: OperatorState, aligned: Aligned) -> NullChange:
     """Change of W' with the same scales and uniform attention."""
-    even = [_uniform(state) for state in (before, after)]
-    assert before.gram is not None
+    even = [before.uniform, after.uniform]
     moved = change(even[0], even[1], (aligned.a, aligned.b), before.gram).whole
-    lists = zip(even, (aligned.a, aligned.b), aligned.left_out(), strict=True)
-    unaligned = _mean([share_from(one, rows, columns, before.gram)[0] for one, rows, columns in lists])
+    unaligned = _mean([share for share, _ in _shares_left_out(even, aligned, before.gram)])
     relative = None if moved is None else moved["relative"]
     return NullChange.explained(NO_ROWS, relative=relative, unaligned=unaligned)
 
 
-def _uniform(state: BlockState) -> Routed:
-    assert state.routed is not None
-    assert state.seen is not None
-    return state.routed.uniform(state.seen)
+def _shares_left_out(
+    both: Sequence[Routed], aligned: Aligned, G: Tensor
+) -> list[tuple[float | None, list[float | None]]]:
+    """Share of each W', and of each of its heads, on the aligned tokens that reads tokens without a partner."""
+    lists = zip(both, (aligned.a, aligned.b), aligned.left_out(), strict=True)
+    return [share_from(one, rows, columns, G) for one, rows, columns in lists]
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -14,39 +14,25 @@ from duat_cli.analysis.compare.states import block_bytes
 from duat_cli.analysis.decomposition import Decomposition
 from duat_cli.analysis.progress import Progress, ticker
 from duat_cli.analysis.session import Listener, Session
-from duat_cli.errors import InputError
+from duat_cli.errors import InputError, needed
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.block.norms import FrozenNorm
 from duat_cli.models.instrument.attention import StoredRows
 from duat_cli.models.instrument.held import Held
 from duat_cli.models.instrument.rig import BlockRun
-from duat_cli.models.instrument.routers import Routed, Routers, mean_routed
+from duat_cli.models.instrument.routers import Routers, mean_routed
 from duat_cli.models.value_path.operator import whole_rows
 
 KEPT_BYTES = 4 << 30  # most that is kept of all prompts
 
 
-@dataclass(frozen=True)
-class Captured:
-    """The dynamic parameters of one block call under one prompt, or their mean."""
+Captured = dict[int, Held]
+"""All dynamic parameters under one prompt, or their means, by block call."""
 
-    attention: list[Tensor]  # one (heads, N, N) for each attention call
-    norms: dict[nn.Module, list[FrozenNorm]]
-    routers: dict[nn.Module, Routed] = field(default_factory=dict)
-    units: dict[nn.Module, list[Tensor]] = field(default_factory=dict)  # outputs of FFNs, in call order
 
-    def has(self, *kinds: str) -> bool:
-        """Whether there is anything of one of these kinds, named as in `held`."""
-        return any(getattr(self, kind) for kind in kinds)
-
-    def held(self, *, attention: bool = False, norms: bool = False, routers: bool = False, units: bool = False) -> Held:
-        """The parameters of these kinds, to be held; the others stay live."""
-        return Held(
-            [StoredRows(H) for H in self.attention] if attention else None,
-            self.norms if norms else {},
-            self.routers if routers else {},
-            self.units if units else {},
-        )
+def of_kinds(captured: Held, kinds: Sequence[str]) -> Held:
+    """The captured parameters of these kinds, by the names of `Held`; the others stay live."""
+    return Held(**{kind: getattr(captured, kind) for kind in kinds})
 
 
 def capture(
@@ -56,10 +42,10 @@ def capture(
     *,
     errors: list[float] | None = None,
     units: bool = False,
-) -> list[dict[int, Captured]]:
-    """Captures each prompt; a dict by block call for each. errors: list that takes the errors of the certificate, which
+) -> list[Captured]:
+    """Captures each prompt. errors: list that takes the errors of the certificate, which
     needs replays; None: no certificate is made. units: whether to keep the outputs of FFNs."""
-    found: list[dict[int, Captured]] = [{} for _ in prompts]
+    found: list[Captured] = [{} for _ in prompts]
     tick = ticker(progress, session.depth, len(prompts))
     routers = Routers()
 
@@ -70,9 +56,9 @@ def capture(
             routed = routers.inside(run.parts.module)  # before replays
             if errors is not None:
                 errors.append(decomposition.advance(run).terms.error)
-            rows = [whole_rows(call.rows) for call in run.attention]
+            rows = [StoredRows(whole_rows(call.rows)) for call in run.attention]
             given = ffns(run) if units else {}
-            found[number][run.index] = Captured(rows, dict(run.recording.norms), routed, given)
+            found[number][run.index] = Held(rows, dict(run.recording.norms), routed, given)
             tick(number)
 
         return listen
@@ -120,9 +106,12 @@ def require_room(option: str, session: Session, prompts: Sequence[Prompt], vecto
         )
 
 
-def mean_of(blocks: Sequence[Captured]) -> Captured:
+def mean_of(blocks: Sequence[Held]) -> Held:
     """Mean of one block call's dynamic parameters over the prompts."""
-    attention = [torch.stack(same).mean(dim=0) for same in zip(*(block.attention for block in blocks), strict=True)]
+    attention = [
+        StoredRows(torch.stack([*map(whole_rows, same)]).mean(dim=0))
+        for same in zip(*(needed(block.attention) for block in blocks), strict=True)
+    ]
     norms = {}
     for norm, first in blocks[0].norms.items():
         scales = zip(*([one.scale for one in block.norms[norm]] for block in blocks), strict=True)
@@ -130,4 +119,4 @@ def mean_of(blocks: Sequence[Captured]) -> Captured:
             FrozenNorm(one.form, torch.stack(same).mean(dim=0)) for one, same in zip(first, scales, strict=True)
         ]
     routers = {module: mean_routed([block.routers[module] for block in blocks]) for module in blocks[0].routers}
-    return Captured(attention, norms, routers)
+    return Held(attention, norms, routers)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -16,6 +15,7 @@ from duat_cli.analysis.compare.states import BlockState
 from duat_cli.errors import InputError
 from duat_cli.loading.prompts import Prompt
 from duat_cli.operators.input_change import share_from
+from duat_cli.results.base import finite
 from duat_cli.results.compare.report import BlockComparison, BlockRead, ContextRead, ContextRun, InContext
 from duat_cli.statistics.divergence import mean_loss
 
@@ -112,10 +112,11 @@ class Context:
 
 
 def _read(state: BlockState, rows: Tensor, places: Tensor) -> BlockRead:
-    if state.routed is None or state.seen is None or state.gram is None:
-        return BlockRead.absent(state.why_no_operator, index=state.index)
-    both = {"share": state.routed, "null": state.routed.uniform(state.seen)}
-    values = {name: share_from(one, rows, places, state.gram)[0] for name, one in both.items()}
+    operator = state.operator
+    if isinstance(operator, str):
+        return BlockRead.absent(operator, index=state.index)
+    both = {"share": operator.routed, "null": operator.uniform}
+    values = {name: share_from(one, rows, places, operator.gram)[0] for name, one in both.items()}
     return BlockRead.explained(NO_ROWS, index=state.index, **values)
 
 
@@ -142,9 +143,5 @@ def _losses(answers: Sequence[Answer], logits: Sequence[Tensor] | str) -> tuple[
     """Loss of every run, or None, and why there is none."""
     if isinstance(logits, str):
         return [None] * len(answers), [logits] * len(answers)
-    found = [answer.loss(rows) for answer, rows in zip(answers, logits, strict=True)]
-    finite = [math.isfinite(loss) for loss in found]
-    return (
-        [loss if known else None for loss, known in zip(found, finite, strict=True)],
-        ["" if known else IMPOSSIBLE for known in finite],
-    )
+    found = [finite(answer.loss(rows)) for answer, rows in zip(answers, logits, strict=True)]
+    return found, [IMPOSSIBLE if loss is None else "" for loss in found]

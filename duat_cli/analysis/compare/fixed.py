@@ -11,7 +11,15 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from duat_cli.analysis.compare.captured import Captured, as_many_tokens, capture, mean_of, require_equal, require_room
+from duat_cli.analysis.compare.captured import (
+    Captured,
+    as_many_tokens,
+    capture,
+    mean_of,
+    of_kinds,
+    require_equal,
+    require_room,
+)
 from duat_cli.analysis.progress import Progress
 from duat_cli.analysis.session import Session
 from duat_cli.errors import InputError, UnsupportedModelError
@@ -20,18 +28,19 @@ from duat_cli.loading.prompts import Prompt
 from duat_cli.models.arrays import tolerance_for
 from duat_cli.models.discovery.causality import HeadTest
 from duat_cli.models.discovery.structure import run_stack
-from duat_cli.models.instrument.held import Held, HeldRig
+from duat_cli.models.instrument.held import HeldRig
 from duat_cli.models.sweep.lockstep import Call
 from duat_cli.results.compare.report import ComparedPrompt, CompareReport, FixedLoss, FixedParameters
 from duat_cli.statistics.bootstrap import FEWEST, paired_interval
 from duat_cli.statistics.divergence import mean_loss
 
 Kind = Literal["H", "H and norms", "H, norms and routers"]
-HELD: dict[Kind, dict[str, bool]] = {
-    "H": {"attention": True},
-    "H and norms": {"attention": True, "norms": True},
-    "H, norms and routers": {"attention": True, "norms": True, "routers": True},
+HELD: dict[Kind, tuple[str, ...]] = {
+    "H": ("attention",),
+    "H and norms": ("attention", "norms"),
+    "H, norms and routers": ("attention", "norms", "routers"),
 }
+"""Held parameters, by the names of `Held`."""
 Source = Literal["own", "another prompt", "mean"]
 
 
@@ -79,7 +88,7 @@ def _of_equal_length(prompts: Sequence[Prompt], own: bool) -> list[Prompt]:
     return as_many_tokens(prompts)
 
 
-def _losses(session: Session, prompts: Sequence[Prompt], captured: list[dict[int, Captured]]) -> FixedParameters:
+def _losses(session: Session, prompts: Sequence[Prompt], captured: list[Captured]) -> FixedParameters:
     model, device, structure = session.loaded.model, session.loaded.device, session.structure
     head = HeadTest(model, structure.stack, device)
     session.together(head.passes)
@@ -88,7 +97,7 @@ def _losses(session: Session, prompts: Sequence[Prompt], captured: list[dict[int
         raise UnsupportedModelError(f"--fixed: {why_not}, so its prompts have no loss")
     mean = {index: mean_of([blocks[index] for blocks in captured]) for index in captured[0]}
     ids = [prompt.input_ids.to(device) for prompt in prompts]
-    sources: dict[Source, Callable[[int], dict[int, Captured]]] = {
+    sources: dict[Source, Callable[[int], Captured]] = {
         "own": lambda number: captured[number],
         "another prompt": lambda number: captured[(number + 1) % len(captured)],
         "mean": lambda _number: mean,
@@ -116,13 +125,10 @@ def _losses(session: Session, prompts: Sequence[Prompt], captured: list[dict[int
     )
 
 
-def _rig(structure: Any, kind: Kind, blocks: dict[int, Captured]) -> HeldRig:
+def _rig(structure: Any, kind: Kind, blocks: Captured) -> HeldRig:
     parts = [block.parts for block in structure.blocks]
-
-    def held(number: int) -> Held:
-        return blocks[number].held(**HELD[kind])
-
-    return HeldRig(structure.part, parts, interface=structure.interface, held=held)
+    held = {number: of_kinds(one, HELD[kind]) for number, one in blocks.items()}
+    return HeldRig(structure.part, parts, interface=structure.interface, held=held.__getitem__)
 
 
 def _loss(kind: Any, source: Source, losses: list[float], live: list[float]) -> FixedLoss:

@@ -48,9 +48,10 @@ class Moves:
             "router weights": _change(before.routers, after.routers, aligned),
             "output gates": _change(before.gates, after.gates, aligned),
         }
-        if before.routed is not None and after.routed is not None:
-            found["H_h"] = _attention(before.routed, after.routed, aligned)
-            found["S"] = change_of_scales(before.routed, after.routed, aligned)
+        if not (isinstance(before.operator, str) or isinstance(after.operator, str)):
+            both = before.operator.routed, after.operator.routed
+            found["H_h"] = _attention(*both, aligned)
+            found["S"] = change_of_scales(*both, aligned)
         for name, change in found.items():
             if change is not None:
                 self.largest[name] = max(self.largest.get(name, 0.0), change)

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from duat_cli.analysis.compare.captured import Captured, capture, require_room
+from duat_cli.analysis.compare.captured import Captured, capture, of_kinds, require_room
 from duat_cli.analysis.inspect.run import chosen
 from duat_cli.analysis.progress import Progress
 from duat_cli.analysis.session import Session
-from duat_cli.errors import InputError, UnsupportedModelError
+from duat_cli.errors import InputError, UnsupportedModelError, needed
 from duat_cli.kinds import Patched
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.arrays import relative_error, rounding_for, tolerance_for
@@ -28,6 +28,8 @@ from duat_cli.models.instrument.attention import StoredRows
 from duat_cli.models.instrument.held import Held
 from duat_cli.models.sweep.passes import RecordingPass
 from duat_cli.models.sweep.patches import Patch, PatchedPass
+from duat_cli.models.value_path.operator import whole_rows
+from duat_cli.results.base import finite
 from duat_cli.results.compare.patching import (
     BlockPatch,
     HeadPatch,
@@ -44,7 +46,7 @@ PARTS: dict[str, tuple[str, ...]] = {
     "ffn": ("units",),
     "together": ("attention", "norms", "units"),
 }
-"""Part of a block that is replaced by b's, one at a time -> the fields of `Captured` that it consists of."""
+"""Part of a block that is replaced by b's, one at a time -> the fields of `Held` that it consists of."""
 MISSING = {
     "H": "its tokens are mixed without attention weights",
     "norms": "it has no norm whose scale is known",
@@ -110,7 +112,7 @@ class Patcher:
         require_room("--patch", session, prompts, PATCH_VECTORS)
         self._session, self._pairs, self._what, self._progress = session, pairs, what, progress
         self._done = self._total = 0
-        self._captured: list[dict[int, Captured]] = []
+        self._captured: list[Captured] = []
         if what != "tokens":
             self._captured = capture(session, prompts, progress, units=True)
         model, self._structure = session.loaded.model, session.structure
@@ -172,7 +174,7 @@ class Patcher:
         for block in self._layers:
             count = self._records[0].calls[block].before.shape[1]
             if self._what == "heads":
-                count = sum(len(H) for H in self._captured[0][block].attention)
+                count = sum(rows.heads for rows in needed(self._captured[0][block].attention))
             yield from (Place(block, self._what, number) for number in range(count))
 
     def _known(self, a: int, b: int) -> PatchedPass:
@@ -221,11 +223,12 @@ class Patcher:
 
     def _missing(self, place: Place) -> bool:
         """Whether no block has that part; looked up in the first prompt, as all have the same parts."""
-        return not any(self._captured[0][block].has(*PARTS[place.part]) for block in self._blocks_of(place))
+        blocks = [self._captured[0][block] for block in self._blocks_of(place)]
+        return not any(getattr(block, kind) for block in blocks for kind in PARTS[place.part])
 
     def _held(self, source: int, blocks: Sequence[int], part: str) -> Patch:
-        kinds = dict.fromkeys(PARTS[part], True)
-        return Patch({block: functools.partial(self._captured[source][block].held, **kinds) for block in blocks})
+        captured = self._captured[source]
+        return Patch({block: functools.partial(of_kinds, captured[block], PARTS[part]) for block in blocks})
 
     def _pass(self, a: int, patch: Patch, forward: Callable[[], Tensor]) -> PatchedPass:
         return PatchedPass(self._structure, forward, self._records[a].calls, patch, self._session.weights)
@@ -259,9 +262,7 @@ class Patcher:
         begin = torch.stack(starts)
         now = torch.stack([start if one is None else one.output for start, one in zip(starts, trial, strict=True)])
         moved = (now - begin)[:, 0].sum() / self._rise
-        shares = moved, 1 - now[:, 1].sum() / begin[:, 1].sum()
-        effect, divergence = (float(share) if bool(share.isfinite()) else None for share in shares)
-        return effect, divergence
+        return finite(float(moved)), finite(float(1 - now[:, 1].sum() / begin[:, 1].sum()))
 
 
 def _rise(targets: Sequence[Target]) -> float:
@@ -292,26 +293,32 @@ def _last_logits(model: Any, given: Given) -> Tensor:
     return by_row(run_stack(model, given).logits)[0, -1].clone()
 
 
-def _with_head(own: Captured, other: Captured, head: int) -> Held:
+def _with_head(own: Held, other: Held, head: int) -> Held:
     """H with one head taken from another prompt; heads are numbered through all attention calls of the block."""
     rows, before = [], 0
-    for mine, theirs in zip(own.attention, other.attention, strict=True):
+    for mine, theirs in zip(needed(own.attention), needed(other.attention), strict=True):
         here = head - before
-        mixed = mine.clone()
-        if 0 <= here < len(mine):
-            mixed[here] = theirs[here]
+        mixed = whole_rows(mine).clone()
+        if 0 <= here < mine.heads:
+            mixed[here] = whole_rows(theirs)[here]
         rows.append(StoredRows(mixed))
-        before += len(mine)
+        before += mine.heads
     return Held(rows)
 
 
 def _pair(a: int, b: int, target: Target, said: Callable[[int], str]) -> PatchedPair:
     (before, divergence), (after, _) = (end.tolist() for end in target.ends)
-    known = {"before": before, "after": after, "kl": divergence}
-    finite = {name: value if math.isfinite(value) else None for name, value in known.items()}
     first, second = map(said, target.tokens)
     return PatchedPair.explained(
-        "it is not finite", a=a, b=b, token_a=first, token_b=second, given=target.given, **finite
+        "it is not finite",
+        a=a,
+        b=b,
+        token_a=first,
+        token_b=second,
+        given=target.given,
+        before=finite(before),
+        after=finite(after),
+        kl=finite(divergence),
     )
 
 

@@ -30,7 +30,7 @@ from duat_cli.analysis.decomposition import Decomposition
 from duat_cli.analysis.inspect.run import chosen
 from duat_cli.analysis.progress import Progress, ticker
 from duat_cli.analysis.session import Listener, Session
-from duat_cli.errors import InputError
+from duat_cli.errors import InputError, needed
 from duat_cli.kinds import Patched
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.prompts import Prompt
@@ -207,11 +207,11 @@ class SideBySide:
             step = decomposition.advance(run)
             self.errors[number, run.index] = step.terms.error
             if self._layers is None or run.index in self._layers:
-                assert decomposition.carried is not None
                 routed = list(self.routers.inside(run.parts.module).values())
                 # a block on pictures may have other places than the block in front of it
                 tokens = (prompt.input_ids if prompt.prepared is None else run.input).shape[1]
-                self._see(number, state_of(self._session, run, step, decomposition.carried, tokens, routed))
+                carried = needed(decomposition.carried)
+                self._see(number, state_of(self._session, run, step, carried, tokens, routed))
             self._tick(number)
 
         return listen

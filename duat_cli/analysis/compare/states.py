@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from duat_cli.analysis.decomposition import Carried, Step
+from duat_cli.analysis.inspect.measured.numbers import visible
 from duat_cli.analysis.session import Session
 from duat_cli.compat.transformers import largest_stated
-from duat_cli.errors import InputError, UnsupportedModelError
+from duat_cli.errors import InputError, UnsupportedModelError, or_reason
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.arrays import wide
 from duat_cli.models.instrument.rig import BlockRun
@@ -25,19 +26,29 @@ VECTORS = 16  # about so many (N, M) are kept of a block: input, output, biases,
 
 
 @dataclass(frozen=True)
+class OperatorState:
+    """W' of one block under one prompt, by its factors."""
+
+    routed: Routed  # Ĥ
+    seen: Tensor  # positions that a row may see, (N, N) bool
+    gram: Tensor  # G, (heads, heads); over channels where attention is gated
+
+    @property
+    def uniform(self) -> Routed:
+        """Ĥ with the same scales and uniform attention."""
+        return self.routed.uniform(self.seen)
+
+
+@dataclass(frozen=True)
 class BlockState:
     """Results of one block under one prompt; every (N, ...) has one row for each token."""
 
     index: int
     input: Tensor  # (N, M)
     output: Tensor  # (N, M)
-    routed: Routed | None  # Ĥ
-    seen: Tensor | None  # positions that a row may see, (N, N) bool
-    why_no_operator: str
-    gram: Tensor | None  # G, (heads, heads); over channels where attention is gated
+    operator: OperatorState | str  # or why there is none
     terms: dict[str, Tensor]  # module -> f of that FFN, (N, width)
-    bias: Tensor | None  # b'_{j,2}, (N, width)
-    why_no_bias: str
+    bias: Tensor | str  # b'_{j,2}, (N, width), or why it is not known
     carried_bias: Tensor | None  # b'_{j,3}: the static part of the output, (N, M); None without biases
     scales: Tensor | None  # scales of the block's norms, (N, norms)
     gates: Tensor | None  # output gates of its attention, (N, width)
@@ -57,33 +68,30 @@ def state_of(
             f"block {run.index} ({run.parts.name}) works on {run.input.shape[1]} vectors, the prompt has {tokens} "
             "tokens: they cannot be laid beside those of another prompt"
         )
-    routed, seen, gram, why = None, None, None, ""
-    try:
-        operator = session.operator(run, step)
-        channels = operator.by_channel()
-        routed = _routed(operator, channels.source_scale)
-        seen = _seen(routed.attention, operator.allowed)
-        gram = session.geometry(run.index).gram if operator.gate is None else gram_of(channels.factors)
-    except UnsupportedModelError as fault:
-        why = str(fault)
     bias = step.bias()
+    why_no_bias = step.terms.pre_activation_reason or "its FFN's input has no row a token"
     return BlockState(
         index=run.index,
         input=run.input[0].clone(),
         output=run.output[0].clone(),
-        routed=routed,
-        seen=seen,
-        why_no_operator=why,
-        gram=gram,
+        operator=or_reason(lambda: _operator(session, run, step)),
         terms=_terms(run, tokens),
-        bias=None if bias is None else bias.reshape(tokens, -1).clone(),
-        why_no_bias=step.terms.pre_activation_reason or "its FFN's input has no row a token",
+        bias=why_no_bias if bias is None else bias.reshape(tokens, -1).clone(),
         carried_bias=None if carried.static is None else carried.static.clone(),
         scales=_scales(run, tokens),
         gates=_gates(run, tokens),
         error=step.terms.error,
         routers=_routers(experts, tokens),
     )
+
+
+def _operator(session: Session, run: BlockRun, step: Step) -> OperatorState:
+    operator = session.operator(run, step)
+    channels = operator.by_channel()
+    routed = _routed(operator, channels.source_scale)
+    seen = visible((routed.attention != 0).any(dim=0), operator.allowed)
+    gram = session.geometry(run.index).gram if operator.gate is None else gram_of(channels.factors)
+    return OperatorState(routed, seen, gram)
 
 
 def _routed(operator: AttentionOperator, sources: Tensor) -> Routed:
@@ -101,12 +109,6 @@ def _routed(operator: AttentionOperator, sources: Tensor) -> Routed:
     width = operator.gate.shape[-1]
     token = operator.gate.transpose(1, 2).flatten(0, 1) * operator.token_scale  # (heads d, N)
     return Routed(attention.repeat_interleave(width, 0), sources, token, operator.offsets, channels=True)
-
-
-def _seen(attention: Tensor, allowed: Tensor | None) -> Tensor:
-    """Positions that the mask leaves visible, even if a softmax underflows; without a mask, those that a head reads."""
-    reached = (attention != 0).any(dim=0)
-    return reached if allowed is None or bool((reached & ~allowed).any()) else allowed
 
 
 def _terms(run: BlockRun, tokens: int) -> dict[str, Tensor]:

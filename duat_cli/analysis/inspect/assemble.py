@@ -128,9 +128,8 @@ def _conv_pairs(tokens: int, kernel: int) -> int:
 
 
 def coupling(numbers: CouplingNumbers, tokens: int) -> Coupling:
-    values = {name: getattr(numbers, name) for name in Coupling.model_fields if name != "reasons"}
     alone = numbers.entropy_bits is not None and tokens == 1
-    return Coupling.explained(ZERO_OPERATOR, {"first_token_share": ONE_TOKEN} if alone else {}, **values)
+    return Coupling.explained(ZERO_OPERATOR, {"first_token_share": ONE_TOKEN} if alone else {}, **vars(numbers))
 
 
 def null_stats(numbers: NullNumbers, tokens: int) -> NullStats:
@@ -153,7 +152,6 @@ def nulls(uniform: NullStats | str, reinitialised: NullStats | str) -> Nulls:
 
 
 def _terms(terms: BlockTerms) -> Terms:
-    assert terms.own is not None
     output = _parts(terms.output)
     pre = _parts(terms.pre_activation) if terms.pre_activation is not None else None
     reasons = {} if terms.pre_activation_reason is None else {"pre_activation": terms.pre_activation_reason}
@@ -164,7 +162,7 @@ def _terms(terms: BlockTerms) -> Terms:
         static=output.static,
         dynamic=output.dynamic,
         encoder=output.encoder,
-        own=_part(terms.own),
+        own=_part(needed(terms.own)),
         pre_activation=pre,
         reasons=reasons,
     )

@@ -6,7 +6,6 @@ p_ij = |H_ij| / Σ_j |H_ij|, which for a softmax over the tokens is H itself. Ro
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor
 
 from duat_cli.analysis.inspect.assemble import ONE_TOKEN
-from duat_cli.analysis.inspect.measured.numbers import row_pieces
+from duat_cli.analysis.inspect.measured.numbers import row_pieces, visible
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.arrays import wide
@@ -24,7 +23,8 @@ from duat_cli.models.instrument.attention import RowSource, StoredRows
 from duat_cli.models.instrument.functions.positions import positions
 from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.instrument.windows import WindowRows
-from duat_cli.operators.coupling import distances
+from duat_cli.operators.coupling import distances, entropies
+from duat_cli.results.base import finite
 from duat_cli.results.heads import Attended, HeadAttended, Heads
 
 OF_ROWS = ("entropy_bits", "effective_context", "mean_distance")
@@ -104,8 +104,7 @@ def _heads(rows: RowSource, allowed: Tensor | None, ids: Tensor | None) -> Heads
 
 
 def _numbers(found: HeadNumbers, head: int) -> dict[str, Any]:
-    values = {name: found.values[name][head] for name in NAMES}
-    return {name: value if math.isfinite(value) else None for name, value in values.items()}
+    return {name: finite(found.values[name][head]) for name in NAMES}
 
 
 # -- the rows of H -------------------------------------------------------------------------------------------
@@ -137,8 +136,7 @@ def measured_heads(chunks: Chunks, allowed: Tensor | None, tokens: Tensor | None
     where no mask was seen; tokens: token ids, (N,), None where positions hold none.
     """
     own = _rows(chunks, tokens)
-    beyond = allowed is None or bool((own.reached & ~allowed).any())
-    seen = own.reached if allowed is None or beyond else allowed
+    seen = visible(own.reached, allowed)
     counted = {name: _of_repeated(name, seen, tokens) for name in OF_REPEATED}
     uniform = _rows([(slice(0, len(seen)), seen[None])], tokens)
     return _means(own, counted), _means(uniform, counted)
@@ -176,8 +174,7 @@ def _of_piece(weights: Tensor, start: int, tokens: Tensor | None) -> dict[str, T
     sizes = sizes / largest.masked_fill(~alive, 1)  # so that no sum underflows
     p = sizes / sizes.sum(dim=-1, keepdim=True).masked_fill(~alive, 1)
     alive = alive[..., 0].to(p.dtype)
-    # 0 log 0 = 0; a plain logarithm is several times faster than xlogy
-    entropy = (-(p * p.clamp_min(torch.finfo(p.dtype).tiny).log()).sum(dim=-1) / math.log(2)).clamp_min(0)
+    entropy = entropies(p).clamp_min(0)
     own = torch.arange(start, start + count, device=p.device).expand(len(p), -1)[..., None]
     found = {
         "alive": alive,

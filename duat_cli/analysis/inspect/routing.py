@@ -15,6 +15,7 @@ from duat_cli.models.instrument.attention import AttentionCall, ScoreInputs
 from duat_cli.models.instrument.functions.scores import ScoreLayer, score_layers
 from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.operators.bilinear import BilinearNumbers, bilinear_numbers, explained, thin
+from duat_cli.results.base import finite
 from duat_cli.results.operator import HeadRouting, Routing, RoutingAtDistance
 
 LEADING = 8  # singular values per head in a report
@@ -116,8 +117,7 @@ def _heads(near: Sequence[BilinearNumbers], shares: Mapping[str, Tensor]) -> lis
     """Results by head. near: numbers of each head at distance 0; shares: (heads,) each."""
     found = []
     for head, numbers in enumerate(near):
-        own = {name: float(share[head]) for name, share in shares.items()}
-        values = {name: value if math.isfinite(value) else None for name, value in own.items()}
+        values = {name: finite(float(share[head])) for name, share in shares.items()}
         found.append(
             HeadRouting.explained(
                 FEW_PAIRS,

@@ -48,15 +48,13 @@ def inspect(
             matrices.finish()
         known = _null(session, prompts, options, processes)
     total = InspectTotal(chosen(options.layers, len(session.structure.calls)), options.terms, options.per_prompt)
-    error = 0.0
     for facts, sweep in zip(prompt_facts(prompts), sweeps, strict=True):
         if beside is not None:
             beside.take(sweep.beside)
-        total.add(facts, sweep if known is None else with_untrained(sweep, facts.tokens, known))
-        error = max([error, *sweep.errors])
+        total.add(facts, with_untrained(sweep, facts.tokens, known))
     session.save_cache()
-    head, certificate = report_head(session), session.certificate(error)  # the latter may read weights once more
-    report = total.report(head, certificate, session.run_facts(processes.memory))
+    head = report_head(session)  # may read weights once more
+    report = total.report(head, session.plain_error, session.run_facts(processes.memory))
     return report if maps is None else report.model_copy(update={"maps": maps.maps()})
 
 
@@ -121,6 +119,7 @@ def report_head(session: Session) -> InspectHead:
         block_names=[session.structure.block(i).parts.name for i in range(len(session.structure.calls))],
         stored_dtype=most_stored_name(files),
         loaded_dtype=loaded_in(files),
+        certificate=session.certificate(0.0),
         skipped=session.skipped(),
         warnings=session.warnings(),
     )

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
-import torch
 from torch import Tensor
 
 from duat_cli.analysis.decomposition import Decomposition, Step, shares
@@ -196,8 +195,7 @@ def _uat_terms(decomposition: Decomposition, output: Tensor) -> list[UatTerm]:
         *(("encoder", "encoder", None) for _ in encoder),
         *((f"block {i}", "dynamic", i) for i, _ in enumerate(carried.terms, decomposition.began)),
     ]
-    static = torch.zeros_like(carried.linear) if carried.static is None else carried.static
-    numbers = shares([carried.linear, static, *encoder, *carried.terms], output)
+    numbers = shares([carried.linear, carried.bias, *encoder, *carried.terms], output)
     return [
         UatTerm(name=name, kind=kind, block=block, share=n.share, norm=n.norm)
         for (name, kind, block), n in zip(kinds, numbers, strict=True)

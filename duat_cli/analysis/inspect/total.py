@@ -54,6 +54,8 @@ class InspectHead(Result):
     """Dtype of most stored bytes."""
     loaded_dtype: str | None
     """Dtype in which transformers loads the checkpoint."""
+    certificate: Certificate
+    """Tolerance and way of capture; the errors come from the prompts."""
     skipped: list[Skipped]
     warnings: list[str]
 
@@ -69,11 +71,13 @@ class InspectTotal:
         self._with_terms = terms
         self._rows: dict[int, list[PromptBlock]] | None = {i: [] for i in layers} if per_prompt else None
         self._faults: dict[int, str] = {}
+        self._error = 0.0
         self._prompts = Roll(every=per_prompt)
 
     def add(self, facts: PromptFacts, sweep: PromptSweep) -> None:
         """Adds the next prompt of the report."""
         self._faults |= sweep.faults
+        self._error = max([self._error, *sweep.errors])
         for index, row in sweep.blocks.items():
             self._means[index].add(row.model_copy(update={"prompt": 0}))  # a mean has no prompt number
             largest = sweep.largest[index]
@@ -88,8 +92,9 @@ class InspectTotal:
             self._end_to_end.add(sweep.end_to_end)
         self._prompts.add(facts)
 
-    def report(self, head: InspectHead, certificate: Certificate, run: Run) -> InspectReport:
-        """The report; at least one prompt has to be added."""
+    def report(self, head: InspectHead, plain_error: float, run: Run) -> InspectReport:
+        """The report; at least one prompt has to be added. plain_error: the largest of all processes."""
+        certificate = head.certificate.with_errors(self._error, plain_error)
         dtypes = head.stored_dtype, head.loaded_dtype, head.environment.dtype
         ranges = {i: block_range(*dtypes, size) for i, size in self._largest.items()}
         blocks = [self._block(i, head.block_names[i], ranges[i]) for i in self._means]

@@ -14,6 +14,7 @@ from duat_cli.analysis.geometry import KEPT_HEADS, Geometry
 from duat_cli.analysis.inspect.measured.entries import are_counted, cutoff_of, draws
 from duat_cli.analysis.inspect.measured.numbers import NullNumbers, OperatorNumbers, null_of
 from duat_cli.analysis.inspect.operator import measure
+from duat_cli.errors import needed
 from duat_cli.grouping import by_key
 from duat_cli.models.value_path.operator import AttentionOperator, PromptOperators
 from duat_cli.operators.kronecker import effective_heads
@@ -92,9 +93,8 @@ class UniformNulls:
     def _keep(
         self, key: Key, geometry: Geometry, numbers: OperatorNumbers, sources: Tensor, token_scale: Tensor
     ) -> None:
-        assert numbers.arriving is not None
         scale = token_scale.expand(len(numbers.seen))
-        kept = _Kept(key, geometry, sources, scale, numbers.arriving.double())
+        kept = _Kept(key, geometry, sources, scale, needed(numbers.arriving).double())
         self._group(numbers.seen, geometry.factors.heads).blocks.append(kept)
         if not self._together or geometry.factors.heads > KEPT_HEADS:
             self._work_off()

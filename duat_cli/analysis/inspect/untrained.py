@@ -25,7 +25,7 @@ from duat_cli.analysis.plan.memory import SPARE
 from duat_cli.analysis.session import Listener, Session
 from duat_cli.cache.tensors import DocumentCache, TensorCache, identity
 from duat_cli.compat.libc import give_back_free_memory, resident_memory
-from duat_cli.errors import DuatError, UnsupportedModelError, needed
+from duat_cli.errors import DuatError, UnsupportedModelError, needed, or_reason
 from duat_cli.loading.model.load import LoadedModel, PagedWeights
 from duat_cli.loading.model.memory import available_memory
 from duat_cli.loading.model.processes import Processes
@@ -45,20 +45,11 @@ FORMAT = 1  # raise it when the computation of the numbers changes; a document w
 _GIB = 1 << 30
 Like = Mapping[int, Mapping[str, Tensor]]  # prepared inputs by their count of positions; empty if it reads token ids
 _TOKENS: Like = {}
-
-
-class BlockNull(pydantic.BaseModel):
-    """One block of the re-initialised model: its statistics, or the reason why it has none."""
-
-    stats: NullStats | None
-    reason: str = ""
-
-    def known(self) -> NullStats | str:
-        return self.reason if self.stats is None else self.stats
-
-
+BlockNull = NullStats | str
+"""One block of the re-initialised model: its statistics, or the reason why it has none."""
 Untrained = Callable[[int], list[BlockNull] | str]
 """Count of tokens -> the re-initialised model's statistics by block, or the reason why there are none."""
+_DOCUMENT = pydantic.TypeAdapter(list[BlockNull])
 
 
 def untrained(
@@ -103,12 +94,14 @@ def not_run(fault: DuatError) -> str:
     return f"the architecture was not re-initialised: {fault}"
 
 
-def with_untrained(sweep: PromptSweep, tokens: int, known: Untrained) -> PromptSweep:
-    """The sweep with the re-initialised null added to every block that has a uniform null."""
+def with_untrained(sweep: PromptSweep, tokens: int, known: Untrained | None) -> PromptSweep:
+    """The sweep with the re-initialised null, if it is asked for, added to every block that has a uniform null."""
+    if known is None:
+        return sweep
     rows, found = dict(sweep.blocks), known(tokens)
     for index, row in sweep.blocks.items():
         if row.null.uniform is not None:
-            null = nulls(row.null.uniform, found if isinstance(found, str) else found[index].known())
+            null = nulls(row.null.uniform, found if isinstance(found, str) else found[index])
             rows[index] = row.model_copy(update={"null": null})
     return replace(sweep, blocks=rows)
 
@@ -147,7 +140,7 @@ class NullSource:
         if found is None:
             self._runs = self._runs or self._built(tokens)
             found = self._runs.numbers(tokens)
-            self._store.put(self._key(tokens), [block.model_dump(mode="json") for block in found])
+            self._store.put(self._key(tokens), _DOCUMENT.dump_python(found, mode="json"))
         return found
 
     def close(self) -> None:
@@ -172,7 +165,7 @@ class NullSource:
 def _read(document: object, blocks: int) -> list[BlockNull] | None:
     """The blocks of a stored document; None for anything that is not such a list."""
     try:
-        read = pydantic.TypeAdapter(list[BlockNull]).validate_python(document)
+        read = _DOCUMENT.validate_python(document)
     except pydantic.ValidationError:
         return None
     return read if len(read) == blocks else None
@@ -227,7 +220,7 @@ class _RunsInParts:
         first = next(iter(like.values()), None)
         pages = PagedWeights(pager, Scan(), {}, 0)
         loaded = replace(trained, model=model, paged=pages, nonfinite_weights={}, like=first)
-        self._session, self._threshold, self._like = Session(loaded, _unseen, cache=False), threshold, like
+        self._session, self._threshold, self._like = Session(loaded, lambda *_: None, cache=False), threshold, like
         self._found: dict[int, list[BlockNull]] = {}
         self._run(counts)
         if (ran := len(self._session.structure.calls)) != blocks:
@@ -263,21 +256,16 @@ def _random_prompt(config: Any, tokens: int, like: Like) -> Prompt:
     return Prompt("", "", torch.arange(tokens)[None], 0, prepared=noise_like(like[tokens], SEED))
 
 
-def _unseen(done: int, total: int, doing: str) -> None:
-    """Progress callback that shows nothing, for a session within a step."""
-
-
 def _block_null(
     run: BlockRun, step: Step, block: ProvedBlock, known: Callable[[], Geometry], threshold: float
 ) -> BlockNull:
     if not step.terms.error <= tolerance_for(run.output.dtype):
         raise UnsupportedModelError(f"its form is not exact (relative error {step.terms.error:.1e})")
-    try:
-        operator = step.operator(run, block)
-    except UnsupportedModelError as fault:
-        return BlockNull(stats=None, reason=f"re-initialised: {fault}")
+    operator = or_reason(lambda: step.operator(run, block))
+    if isinstance(operator, str):
+        return f"re-initialised: {operator}"
     numbers = measure(operator, known(), threshold=threshold, spectrum=False, matrix=False)
-    return BlockNull(stats=null_stats(numbers, run.input.shape[1]))
+    return null_stats(numbers, run.input.shape[1])
 
 
 def _require_memory(model: transformers.PreTrainedModel, memory: int | None) -> None:

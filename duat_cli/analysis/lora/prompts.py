@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -34,6 +33,7 @@ from duat_cli.models.sweep.lockstep import Guest, Pass, Weights, in_step, one_by
 from duat_cli.models.terms.branches import ffn_terms
 from duat_cli.operators.kronecker import KroneckerSum
 from duat_cli.operators.operator_change import gram_of_changes, split
+from duat_cli.results.base import finite
 from duat_cli.results.lora import AnswerChange, BlockChange, OperatorChange, PromptChange, TermsChange, TokenChange
 from duat_cli.statistics.divergence import kl, mean_loss
 from duat_cli.statistics.ranking import largest
@@ -389,5 +389,4 @@ def _loss(logits: Tensor, ids: Tensor, places: Tensor) -> float | None:
     or there are none."""
     if not len(places):
         return None
-    loss = mean_loss(logits[places - 1], ids[places])
-    return loss if math.isfinite(loss) else None
+    return finite(mean_loss(logits[places - 1], ids[places]))

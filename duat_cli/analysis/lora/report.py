@@ -26,7 +26,7 @@ from duat_cli.analysis.session import Session, prompt_facts
 from duat_cli.analysis.stacks import behind_own_encoder
 from duat_cli.cache.tensors import gram_key
 from duat_cli.compat.transformers import targets_of
-from duat_cli.errors import UnsupportedModelError, or_reason
+from duat_cli.errors import UnsupportedModelError, needed, or_reason
 from duat_cli.loading.adapter.base_weights import BaseWeights
 from duat_cli.loading.adapter.folder import AdapterFiles, digest_of
 from duat_cli.loading.adapter.parameter import ParameterPlan
@@ -163,7 +163,9 @@ class Pair:
         base, tuned = self.base, self.tuned
         modules = self._report.modules
         if self._norms is not None and self._pieces is not None:
-            modules = self._with_sups(modules, self._norms.found(), self._pieces)
+            norms, model = self._norms.found(), base.loaded.named
+            moved = {model.get_submodule(module) for module, _ in own_names(model, self._changed).values()}
+            modules = [_with_sup(one, norms.get(one.whole_name), self._pieces, moved) for one in modules]
         apart = [Skipped(what="blocks", why=self._other_depth)] if self._other_depth else []
         said = [note for one in (base.loaded, tuned.loaded) for note in (*one.warnings, *one.value_notes())]
         notes = [note for note in (*said, *self._rounded) if note not in self._report.warnings]
@@ -179,13 +181,6 @@ class Pair:
                 "warnings": [*self._report.warnings, *dict.fromkeys(notes)],
             }
         )
-
-    def _with_sups(
-        self, modules: Sequence[ModuleChange], norms: Mapping[str, Front], pieces: Callable[[str], Change | None]
-    ) -> list[ModuleChange]:
-        model = self.base.loaded.named
-        moved = {model.get_submodule(module) for module, _ in own_names(model, self._changed).values()}
-        return [_with_sup(one, norms.get(one.whole_name), pieces, moved) for one in modules]
 
     def eq18(self, prompts: Sequence[Prompt]) -> Eq18Test | None:
         """The test of Eq. 18, on the first of the prompts; None where the models differ in depth, so that their layers
@@ -222,16 +217,14 @@ def whole_report(
     run: Run,
 ) -> LoraReport:
     """Joins `Pair.head` and the findings. plain_errors: the largest of the base and of the tuned model."""
-    assert head.certificate is not None
-    assert head.tuned_certificate is not None
     return head.model_copy(
         update={
             "prompts": prompts.listed,
             "prompt_set": prompts.facts,
             "blocks": found.blocks,
             "by_prompt": found.order.most,
-            "certificate": head.certificate.with_errors(found.base_error, plain_errors[0]),
-            "tuned_certificate": head.tuned_certificate.with_errors(found.tuned_error, plain_errors[1]),
+            "certificate": needed(head.certificate).with_errors(found.base_error, plain_errors[0]),
+            "tuned_certificate": needed(head.tuned_certificate).with_errors(found.tuned_error, plain_errors[1]),
             "eq18": eq18,
             "summary": _summary(head.summary, found),
             "run": run,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import inf, isfinite
+from math import inf
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from duat_cli.analysis.matrix.case import Case, Dense
 from duat_cli.analysis.matrix.forms import SHOWN_TOKENS, coupling
 from duat_cli.models.arrays import relative_error, tolerance_for
 from duat_cli.operators import paper
+from duat_cli.results.base import finite
 from duat_cli.results.matrix import MatrixCheck
 
 Sides = tuple[Tensor, Tensor]
@@ -52,7 +53,7 @@ def _check(statement: _Statement, case: Case, dense: Dense | None) -> MatrixChec
     error = relative_error(*sides)
     return MatrixCheck.explained(
         "the right side is zero and the left is not, or a value is not finite",
-        relative_error=error if isfinite(error) else None,
+        relative_error=finite(error),
         holds=error <= tolerance,
         **known,
     )

@@ -79,16 +79,11 @@ def forms(case: Case, dense: Dense | None) -> list[MatrixForm]:
 
 
 def _mask_density(case: Case) -> tuple[float, str]:
-    """Density that the mask alone gives, and its formula: causal if the upper triangle of Ĥ is zero."""
+    """Density that the mask alone gives, and its formula: causal if no token reads a later one."""
     N = case.tokens
     if N == 1:
         return 1.0, "1, one token"
-    return ((N + 1) / (2 * N), "(N+1)/2N, causal") if _is_causal(case.left) else (1.0, "1, no causal mask")
-
-
-def _is_causal(left: Tensor) -> bool:
-    """Whether no token reads a later one; False for a single token, which cannot tell. left: (heads, N, N)."""
-    return left.shape[-1] > 1 and not bool(left.triu(1).any())
+    return (1.0, "1, no causal mask") if bool(case.left.triu(1).any()) else ((N + 1) / (2 * N), "(N+1)/2N, causal")
 
 
 def _value_density(case: Case) -> float:

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from duat_cli.analysis.network.file import NetworkFile
 from duat_cli.analysis.network.layer import Layer
+from duat_cli.errors import needed
 from duat_cli.models.arrays import relative_error
 
 
@@ -88,8 +89,7 @@ class Evaluation:
 
     def finish(self) -> float:
         """Computes every W'_{k,3} of all layers together; the relative error of Eq. 33 from the matrices alone."""
-        assert self._W1 is not None
-        total = self._W1 @ self._x0 + self._b3
+        total = needed(self._W1) @ self._x0 + self._b3
         behind: Tensor | None = None  # product of the original W'_{L,1} … W'_{k+1,1}; None: the identity
         for k in range(len(self._active), 0, -1):
             h = self._active[k - 1]

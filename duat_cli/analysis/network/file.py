@@ -25,7 +25,6 @@ token. A layer without an FFN has no W'_{j,2}, b'_{j,2}, W'_{j,3}.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -48,9 +47,8 @@ class NetworkFile:
 
     def __init__(self, path: Path, blocks: Sequence[BlockParts], metadata: dict[str, str], dtype: torch.dtype) -> None:
         """blocks: of every layer; dtype: of the floats."""
-        self._metadata, self._layers = metadata, list[dict[str, Any]]()
-        room = len(json.dumps(metadata)) + 600 * len(blocks) + 200
-        self._file = TensorFile(path, _all_names(blocks), room, dtype)
+        self._layers: list[dict[str, Any]] = []
+        self._file = TensorFile(path, _all_names(blocks), metadata, 600 * len(blocks) + 200, dtype)
 
     def start(self, input_ids: Tensor, x0: Tensor) -> None:
         """Writes the prompt."""
@@ -88,7 +86,7 @@ class NetworkFile:
         self._layers.append(entry)
 
     def finish(self) -> None:
-        self._file.finish(self._metadata | {"layers": json.dumps(self._layers)})
+        self._file.finish(layers=self._layers)
 
     def close(self) -> None:
         """Closes an unfinished file."""

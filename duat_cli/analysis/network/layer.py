@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from duat_cli.errors import UnsupportedModelError
+from duat_cli.errors import UnsupportedModelError, needed
 from duat_cli.models.instrument.records import Replay
 from duat_cli.models.instrument.rig import BlockRun, zero_given
 from duat_cli.models.instrument.routers import Routed
@@ -138,14 +138,12 @@ def _experts(form: Experts, routed: Routed) -> Hidden:
         shared = _feedforward(form.shared, form.shared.unit)
         if (shared.sigma.gated, shared.sigma.activation) != (form.gate is not None, form.activation):
             raise UnsupportedModelError("its shared expert has another activation than its routed ones")
-        assert shared.first is not None
-        assert shared.last is not None
-        parts = shared.first.expand(len(chosen), -1, -1).chunk(len(first), dim=1)
+        parts = needed(shared.first).expand(len(chosen), -1, -1).chunk(len(first), dim=1)
         first = [torch.cat(both, dim=1) for both in zip(first, parts, strict=True)]
         more = torch.zeros(1, shared.sigma.rows).to(last) if shared.first_bias is None else shared.first_bias
         halves = more.expand(len(chosen), -1).chunk(len(first), dim=1)
         first_biases = [torch.cat(both, dim=1) for both in zip(first_biases, halves, strict=True)]
-        last = torch.cat([last, shared.last.expand(len(chosen), -1, -1)], dim=1)
+        last = torch.cat([last, needed(shared.last).expand(len(chosen), -1, -1)], dim=1)
         if shared.last_bias is not None:
             last_bias = shared.last_bias if last_bias is None else last_bias + shared.last_bias
     sigma = Sigma(form.activation, form.gate is not None, last.shape[1], count)

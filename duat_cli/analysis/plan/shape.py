@@ -11,7 +11,7 @@ from duat_cli.loading.checkpoint.dtypes import SHORT, SIZES, auto_dtype, no_dtyp
 from duat_cli.loading.checkpoint.headers import TensorEntry
 from duat_cli.loading.checkpoint.parts import Part, Parts, parts_of
 from duat_cli.loading.checkpoint.preflight import CheckpointFiles
-from duat_cli.loading.checkpoint.sizes import DEPTH, HEAD_WIDTH, HEADS, WIDTH, text_config
+from duat_cli.loading.checkpoint.sizes import DEPTH, EXPERTS, HEAD_WIDTH, HEADS, WIDTH, text_config
 from duat_cli.models.budgets import CHANNEL_HEADS
 
 _KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv")
@@ -19,7 +19,6 @@ _CHOSEN_EXPERTS = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "
 _HEADS_A_CHANNEL = {".rg_lru.recurrent_param": 1, ".time_decay": 2, ".conv.conv.weight": 1}
 """Heads per channel by a tensor's name, for RecurrentGemma, RWKV (whose values are made of two tokens) and LFM2."""
 LOADERS = 4  # most threads in which transformers loads tensors
-_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 
 
 @dataclass(frozen=True)
@@ -111,7 +110,7 @@ def shape_of(files: CheckpointFiles, dtype: str) -> Shape:
         kv_heads=_kv_heads(config, heads),
         head_width=_number(config, HEAD_WIDTH) or -(-width // heads),
         vocabulary=_vocabulary(files.config, config),
-        experts=_number(config, _EXPERTS) or 0,
+        experts=_number(config, EXPERTS) or 0,
         inner=max((side for tensor in inside for side in tensor.shape[-2:]), default=width),
         kernels=len(kernels),
         channels=channels,
@@ -180,7 +179,7 @@ def _kernel(block: Part) -> tuple[int, int]:
 
 def _products(blocks: Iterable[Part], config: Mapping[str, Any]) -> float:
     """Elements of the matrices that one token meets; matrices of routed experts count by the share it is sent to."""
-    experts, chosen = _number(config, _EXPERTS), _number(config, _CHOSEN_EXPERTS)
+    experts, chosen = _number(config, EXPERTS), _number(config, _CHOSEN_EXPERTS)
     share = chosen / experts if experts and chosen else 1.0
     return sum(
         tensor.elements * (share if ".experts." in name else 1.0)

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal, cast
+from typing import cast
 
 import torch
 
 from duat_cli.analysis.attribute.run import AttributeOptions, Attributor
-from duat_cli.analysis.attribute.total import Attributed, AttributeHead, AttributeTotal, Moments, PromptSums
+from duat_cli.analysis.attribute.total import Attributed, AttributeHead, AttributeTotal, Moments, Place, PromptSums
 from duat_cli.analysis.progress import Progress
 from duat_cli.analysis.session import Session
 from duat_cli.analysis.shards.folder import Folder
 from duat_cli.analysis.shards.ranks import Ranks
-from duat_cli.analysis.shards.records import PromptRecord, Stored, of_prompt, packed, unpacked
-from duat_cli.analysis.shards.run import Worker, anywhere, share
+from duat_cli.analysis.shards.records import Packed, PromptRecord, of_prompt
+from duat_cli.analysis.shards.run import Worker, share
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.prompt_set import PromptSet
 from duat_cli.loading.prompts import Prompt
@@ -24,40 +24,13 @@ from duat_cli.results.attribute import AttributeReport, Attribution, Continuatio
 from duat_cli.results.base import Run
 
 
-class Facts(Stored):
-    """The part of the report that no prompt changes."""
-
-    head: AttributeHead
-
-
-class SumsRecord(Stored):
-    """`Moments` at one place; each sum is base64 text of little-endian numbers."""
-
-    block: int
-    unit: int | None
-    in_expert: int | None
-    count: int
-    dtype: Literal["<f4", "<f8"]
-    sums: list[str]
-
-    @classmethod
-    def of(cls, place: tuple[int, int | None], found: Moments) -> SumsRecord:
-        dtype: Literal["<f4", "<f8"] = "<f8" if found.sums[0].dtype == torch.float64 else "<f4"
-        sums = [packed(one) for one in found.sums]
-        return cls(block=place[0], unit=place[1], in_expert=found.in_expert, count=found.count, dtype=dtype, sums=sums)
-
-    def moments(self) -> Moments:
-        dtype = torch.float64 if self.dtype == "<f8" else torch.float32
-        return Moments(self.count, tuple(unpacked(one, dtype) for one in self.sums), self.in_expert)
-
-
 class AttributeRecord(PromptRecord):
     """Results of one prompt."""
 
     attribution: list[Attribution]
     continuation: Continuation | None
-    sums: list[SumsRecord]
-    """Sums of all heads and neurons; empty if there is only one prediction over all prompts."""
+    sums: list[tuple[Place, int, tuple[Packed, ...], int | None]]
+    """`Moments` of all heads and neurons, with their places; none if there is only one prediction over all prompts."""
 
     @classmethod
     def of(cls, prompt: Prompt, found: Attributed) -> AttributeRecord:
@@ -65,12 +38,12 @@ class AttributeRecord(PromptRecord):
             **of_prompt(prompt),
             attribution=found.attribution,
             continuation=found.continuation,
-            sums=[SumsRecord.of(place, one) for place, one in found.sums.places.items()],
+            sums=[(place, one.count, one.sums, one.in_expert) for place, one in found.sums.places.items()],
         )
 
     def found(self) -> Attributed:
-        sums = PromptSums(torch.float32, {(one.block, one.unit): one.moments() for one in self.sums})
-        return Attributed(self.attribution, self.continuation, sums)
+        places = {place: Moments(count, sums, inside) for place, count, sums, inside in self.sums}
+        return Attributed(self.attribution, self.continuation, PromptSums(torch.float32, places))
 
 
 def attribute_into(
@@ -117,14 +90,13 @@ class _Worker(Worker):
         found = zip(chunk, self._each(chunk), strict=True)
         return [AttributeRecord.of(prompt, one) for (_, prompt), one in found]
 
-    def facts(self) -> Facts:
-        head = self._each.head()
-        return Facts(head=head.model_copy(update={"environment": anywhere(head.environment)}))
+    def facts(self) -> AttributeHead:
+        return self._each.head()
 
 
 def merged(folder: Folder, run: Callable[[], Run], progress: Progress) -> AttributeReport:
     """The report on all prompts. run: is called at the end."""
-    index, head = folder.complete(), Facts.model_validate(folder.manifest.facts).head
+    index, head = folder.complete(), AttributeHead.model_validate(folder.manifest.facts)
     total = AttributeTotal(cast(int, folder.manifest.settings["top"]))
     for prompt, record in folder.each(index, AttributeRecord, progress):
         total.add(prompt, record.found())

@@ -196,10 +196,18 @@ class Folder:
             return found if found.seal == self.seal.hex() else None
         return None
 
+    def kept_aside(self, name: str, kind: type[A], missing: str) -> A:
+        """`aside` of a file that the report needs. missing: says what is not there, for the InputError."""
+        found = self.aside(name, kind)
+        if found is None:
+            raise InputError(f"{self.path}: {missing}: run the same command again")
+        return found
+
     def put_aside(self, name: str, found: Aside) -> None:
-        """Writes a further file of the command, whole or not at all."""
+        """Writes a further file of the command, with the manifest's seal, whole or not at all."""
+        sealed = found.model_copy(update={"seal": self.seal.hex()})
         with _faults(self.path):
-            _put(self.path / name, found.model_dump_json().encode())
+            _put(self.path / name, sealed.model_dump_json().encode())
 
 
 def _put(path: Path, raw: bytes) -> None:

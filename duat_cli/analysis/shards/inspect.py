@@ -18,23 +18,15 @@ from duat_cli.analysis.progress import Progress
 from duat_cli.analysis.session import Session
 from duat_cli.analysis.shards.folder import Folder
 from duat_cli.analysis.shards.ranks import Ranks
-from duat_cli.analysis.shards.records import Aside, PromptRecord, Stored, of_prompt
-from duat_cli.analysis.shards.run import Together, Worker, anywhere, share
-from duat_cli.errors import DuatError, InputError
+from duat_cli.analysis.shards.records import Aside, PromptRecord, of_prompt
+from duat_cli.analysis.shards.run import Together, Worker, share
+from duat_cli.errors import DuatError
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.prompt_set import PromptSet
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.budgets import most_together
-from duat_cli.results.base import Certificate, Run
+from duat_cli.results.base import Run
 from duat_cli.results.inspect import InspectReport
-
-
-class Facts(Stored):
-    """The part of the report that no prompt changes."""
-
-    head: InspectHead
-    certificate: Certificate
-    """Tolerance and way of capture, which all processes share; the errors come from the records."""
 
 
 class InspectRecord(PromptRecord):
@@ -46,10 +38,10 @@ class InspectRecord(PromptRecord):
 
 
 class NullRecord(Aside):
-    """The null of the re-initialised architecture under one count of tokens, or the reason why there is none."""
+    """The null of the re-initialised architecture under one count of tokens."""
 
-    blocks: list[BlockNull]
-    reason: str
+    found: list[BlockNull] | str
+    """By block, or the reason why there is none."""
 
 
 def inspect_into(
@@ -115,13 +107,8 @@ class _Worker(Worker):
 
         return progress
 
-    def facts(self) -> Facts:
-        session = self._session
-        head = report_head(session)
-        return Facts(
-            head=head.model_copy(update={"environment": anywhere(head.environment)}),
-            certificate=session.certificate(0.0),
-        )
+    def facts(self) -> InspectHead:
+        return report_head(self._session)
 
     def beside(self, folder: Folder, counts: set[int], ranks: Ranks) -> None:
         """Computes the nulls that are missing. By now all Gram matrices are known."""
@@ -132,17 +119,15 @@ class _Worker(Worker):
 
 def merged(folder: Folder, run: Callable[[], Run], progress: Progress) -> InspectReport:
     """The report on all prompts. run: is called at the end."""
-    index = folder.complete()
+    index, head = folder.complete(), InspectHead.model_validate(folder.manifest.facts)
     settings: Mapping[str, Any] = folder.manifest.settings
-    facts = Facts.model_validate(folder.manifest.facts)
     known = _untrained(folder, index.counts()) if settings["null"] == "all" else None
     total = InspectTotal(settings["layers"], settings["terms"], settings["per_prompt"])
-    error = plain_error = 0.0
+    plain_error = 0.0
     for prompt, record in folder.each(index, InspectRecord, progress):
-        sweep = record.found
-        error, plain_error = max([error, *sweep.errors]), max(plain_error, record.plain_error)
-        total.add(prompt, sweep if known is None else with_untrained(sweep, prompt.tokens, known))
-    return total.report(facts.head, facts.certificate.with_errors(error, plain_error), run())
+        plain_error = max(plain_error, record.plain_error)
+        total.add(prompt, with_untrained(record.found, prompt.tokens, known))
+    return total.report(head, plain_error, run())
 
 
 # -- nulls ---------------------------------------------------------------------------------------------------
@@ -153,24 +138,19 @@ def null_of(folder: Folder, tokens: int) -> NullRecord | None:
     return folder.aside(f"null-{tokens}.json", NullRecord)
 
 
-def put_null(folder: Folder, tokens: int, blocks: list[BlockNull], reason: str = "") -> None:
+def put_null(folder: Folder, tokens: int, found: list[BlockNull] | str) -> None:
     """Writes a null, whole or not at all."""
-    folder.put_aside(f"null-{tokens}.json", NullRecord(seal=folder.seal.hex(), blocks=blocks, reason=reason))
+    folder.put_aside(f"null-{tokens}.json", NullRecord(found=found))
 
 
 def _untrained(folder: Folder, counts: set[int]) -> Untrained:
     """The nulls for a report. As in a report of one process, there are none if one count of tokens has failed."""
-    reason = next((null.reason for tokens in sorted(counts) if (null := _known_null(folder, tokens)).reason), None)
-    if reason is not None:
-        return lambda _tokens: reason
-    return functools.lru_cache(maxsize=32)(lambda tokens: _known_null(folder, tokens).blocks)
 
+    def known(tokens: int) -> list[BlockNull] | str:
+        return folder.kept_aside(f"null-{tokens}.json", NullRecord, f"the null of {tokens} tokens is missing").found
 
-def _known_null(folder: Folder, tokens: int) -> NullRecord:
-    found = null_of(folder, tokens)
-    if found is None:
-        raise InputError(f"{folder.path}: the null of {tokens} tokens is missing: run the same command again")
-    return found
+    reason = next((null for tokens in sorted(counts) if isinstance(null := known(tokens), str)), None)
+    return functools.lru_cache(maxsize=32)(known) if reason is None else lambda _tokens: reason
 
 
 def _fill_nulls(
@@ -191,5 +171,5 @@ def _fill_nulls(
         try:
             put_null(folder, tokens, source.numbers(tokens))
         except DuatError as fault:
-            put_null(folder, tokens, [], not_run(fault))
+            put_null(folder, tokens, not_run(fault))
             return

@@ -19,9 +19,8 @@ from duat_cli.analysis.lora.run import Asked
 from duat_cli.analysis.progress import Progress
 from duat_cli.analysis.shards.folder import Folder
 from duat_cli.analysis.shards.ranks import Ranks
-from duat_cli.analysis.shards.records import Aside, PromptRecord, Stored, of_prompt
-from duat_cli.analysis.shards.run import Worker, anywhere, share
-from duat_cli.errors import InputError
+from duat_cli.analysis.shards.records import Aside, PromptRecord, of_prompt
+from duat_cli.analysis.shards.run import Worker, share
 from duat_cli.loading.prompt_set import PromptSet
 from duat_cli.loading.prompts import Prompt
 from duat_cli.results.base import Run
@@ -29,12 +28,6 @@ from duat_cli.results.lora import Eq18, LoraReport
 from duat_cli.results.prompts import Roll
 
 _EQ18 = "eq18.json"
-
-
-class Facts(Stored):
-    """The part of the report that no prompt changes."""
-
-    report: LoraReport
 
 
 class LoraRecord(PromptRecord):
@@ -83,10 +76,8 @@ class _Worker(Worker):
             for (_, prompt), one in zip(chunk, found, strict=True)
         ]
 
-    def facts(self) -> Facts:
-        head = self._pair.head()
-        assert head.environment is not None
-        return Facts(report=head.model_copy(update={"environment": anywhere(head.environment)}))
+    def facts(self) -> LoraReport:
+        return self._pair.head()
 
     def beside(self, folder: Folder, counts: set[int], ranks: Ranks) -> None:
         """Tests Eq. 18, in the first rank, if it is not tested yet."""
@@ -95,15 +86,13 @@ class _Worker(Worker):
             self._progress(0, 1, "testing Eq. 18")
             test = self._pair.eq18([prompt for _, prompt in prompts])
             eq18 = None if test is None else test.alone().found()
-            folder.put_aside(_EQ18, Eq18Record(seal=folder.seal.hex(), eq18=eq18))
+            folder.put_aside(_EQ18, Eq18Record(eq18=eq18))
 
 
 def merged(folder: Folder, run: Callable[[], Run], progress: Progress) -> LoraReport:
     """The report on all prompts. run: is called at the end."""
-    index, head = folder.complete(), Facts.model_validate(folder.manifest.facts).report
-    tested = folder.aside(_EQ18, Eq18Record)
-    if tested is None:
-        raise InputError(f"{folder.path}: the test of Eq. 18 is missing: run the same command again")
+    index, head = folder.complete(), LoraReport.model_validate(folder.manifest.facts)
+    tested = folder.kept_aside(_EQ18, Eq18Record, "the test of Eq. 18 is missing")
     found, prompts, plain_errors = Findings(), Roll(), (0.0, 0.0)
     for prompt, record in folder.each(index, LoraRecord, progress):
         found.add(record.found)

@@ -28,9 +28,8 @@ from duat_cli.analysis.prune.wanted import Sample
 from duat_cli.analysis.prune.work import Work
 from duat_cli.analysis.shards.folder import Folder
 from duat_cli.analysis.shards.ranks import Ranks
-from duat_cli.analysis.shards.records import Aside, PromptRecord, Stored, of_prompt, packed, unpacked
+from duat_cli.analysis.shards.records import Aside, Packed, PromptRecord, Stored, of_prompt
 from duat_cli.analysis.shards.run import Worker, share
-from duat_cli.errors import InputError
 from duat_cli.grouping import by_key
 from duat_cli.kinds import Kind
 from duat_cli.loading.declared.pooling import pooling_of
@@ -52,23 +51,23 @@ class Facts(Stored):
 
 
 class PruneRecord(PromptRecord):
-    """Results of one prompt. Numbers for all terms, in the order of `Work.terms`, are base64 text."""
+    """Results of one prompt. Numbers for all terms are in the order of `Work.terms`."""
 
-    responses: list[str]
-    """Responses, float32, one text per probe."""
-    slope: str | None
+    responses: list[Packed]
+    """Responses, float32, by probe."""
+    slope: Packed | None
     """Response to the gradient of the loss, float32."""
     loss: tuple[float, int] | None
     error: float
     damages: list[float]
     moved: list[float]
-    readings: dict[str, str]
+    readings: dict[str, Packed]
     """Readings by name, float64; NaN for a term that has none."""
     reasons: dict[str, list[int]]
     """Reasons why terms have no local reading, with the places of these terms."""
     cosine: dict[int, float]
     angle: dict[int, float]
-    seen: list[tuple[int, int, str]]
+    seen: list[tuple[int, int, Packed]]
     """Block call, place among the block's sites, and the sums of squares there, float64."""
 
     @classmethod
@@ -80,11 +79,11 @@ class PruneRecord(PromptRecord):
             whole = torch.full((len(places),), torch.nan, dtype=torch.float64)
             known = getattr(readings, name)
             whole[[places[term] for term in known]] = torch.tensor(list(known.values()), dtype=torch.float64)
-            values[name] = packed(whole)
+            values[name] = whole
         return cls(
             **of_prompt(prompt),
-            responses=[packed(row) for row in responded.responses],
-            slope=None if responded.slope is None else packed(responded.slope),
+            responses=list(responded.responses),
+            slope=responded.slope,
             loss=responded.loss,
             error=part.error,
             damages=[effect.damage for effect in part.effects],
@@ -94,7 +93,7 @@ class PruneRecord(PromptRecord):
             cosine=readings.cosine,
             angle=readings.angle,
             seen=[
-                (call, work.sites[work.structure.calls[call]].sites.index(site), packed(total.cpu()))
+                (call, work.sites[work.structure.calls[call]].sites.index(site), total)
                 for (call, site), total in part.seen.squares.items()
             ],
         )
@@ -103,18 +102,16 @@ class PruneRecord(PromptRecord):
         terms = work.terms.ids
         found = {}
         for name in _READINGS:
-            values = unpacked(self.readings[name], torch.float64).tolist()
+            values = self.readings[name].tolist()
             found[name] = {term: value for term, value in zip(terms, values, strict=True) if not math.isnan(value)}
         reasons = {terms[place]: why for why, places in self.reasons.items() for place in places}
         seen = Activations()
         for call, place, total in self.seen:
             site = work.sites[work.structure.calls[call]].sites[place]
-            seen.squares[call, site] = unpacked(total, torch.float64)
-        slope = None if self.slope is None else unpacked(self.slope, torch.float32)
-        responses = torch.stack([unpacked(row, torch.float32) for row in self.responses])
+            seen.squares[call, site] = total
         readings = Readings(**found, cosine=self.cosine, angle=self.angle, reasons=reasons)
         effects = [Effect(*both) for both in zip(self.damages, self.moved, strict=True)]
-        return Part(Responded(responses, slope, self.loss), readings, self.error, effects, seen)
+        return Part(Responded(torch.stack(self.responses), self.slope, self.loss), readings, self.error, effects, seen)
 
 
 class SetsRecord(Aside):
@@ -192,7 +189,7 @@ class _Worker(Worker):
         places = {term: place for place, term in enumerate(work.terms.ids)}
         orders = {name: [places[term] for term in one.order] for name, one in outcome.nested.items()}
         report = outcome.report
-        folder.put_aside(_SETS, SetsRecord(seal=folder.seal.hex(), choice=choice, report=report, orders=orders))
+        folder.put_aside(_SETS, SetsRecord(choice=choice, report=report, orders=orders))
         return outcome
 
 
@@ -200,9 +197,7 @@ def merged(folder: Folder, run: Callable[[], Run], progress: Progress) -> PruneR
     """The report, which the first process made. run: is called at the end."""
     folder.complete()
     progress(0, 0, "reading the report")
-    known = folder.aside(_SETS, SetsRecord)
-    if known is None:
-        raise InputError(f"{folder.path}: the sets are not chosen yet: run the same command again")
+    known = folder.kept_aside(_SETS, SetsRecord, "the sets are not chosen yet")
     return known.report.model_copy(update={"run": run()})
 
 

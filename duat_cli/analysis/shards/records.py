@@ -6,11 +6,11 @@ import base64
 import hashlib
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, JsonValue
+from pydantic import BaseModel, ConfigDict, JsonValue, PlainSerializer, PlainValidator
 from torch import Tensor
 
 from duat_cli.loading.prompts import Prompt
@@ -92,23 +92,30 @@ def of_prompt(prompt: Prompt) -> dict[str, Any]:
 class Aside(Stored):
     """Results that belong to no prompt, in a file of their own."""
 
-    seal: str
-    """Seal of the manifest, in hexadecimal."""
+    seal: str = ""
+    """Seal of the manifest, in hexadecimal; set when it is written."""
 
 
 # --- tensors ----------------------------------------------------------------------------------------
 
 
 def packed(values: Tensor) -> str:
-    """Base64 text of little-endian numbers: float64 as it is, other dtypes as float32."""
+    """The dtype of a vector, and base64 text of its little-endian numbers: float64 as it is, others as float32."""
     kind = "<f8" if values.dtype == torch.float64 else "<f4"
-    return base64.b64encode(values.contiguous().numpy().astype(kind).tobytes()).decode()
+    return f"{kind} {base64.b64encode(values.cpu().contiguous().numpy().astype(kind).tobytes()).decode()}"
 
 
-def unpacked(text: str, dtype: torch.dtype) -> Tensor:
-    """The vector from packed text. dtype: that of the packed numbers, float32 or float64."""
-    values = np.frombuffer(base64.b64decode(text), dtype="<f8" if dtype == torch.float64 else "<f4")
+def unpacked(found: object) -> Tensor:
+    """The vector from packed text; a vector as it is."""
+    if isinstance(found, Tensor):
+        return found
+    kind, _, text = str(found).partition(" ")
+    values = np.frombuffer(base64.b64decode(text), dtype=kind)
     return torch.from_numpy(values.astype(values.dtype.newbyteorder("=")))
+
+
+Packed = Annotated[Tensor, PlainValidator(unpacked), PlainSerializer(packed)]
+"""A vector in a record, which files hold as text."""
 
 
 # --- lines ------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Protocol, TypeAlias
 
 import numpy as np
-from pydantic import JsonValue
+from pydantic import BaseModel, JsonValue
 
 from duat_cli import __version__
 from duat_cli.analysis.plan.waves import SIDE_BY_SIDE
@@ -24,13 +24,12 @@ from duat_cli.analysis.progress import Progress
 from duat_cli.analysis.session import Session
 from duat_cli.analysis.shards.folder import Folder
 from duat_cli.analysis.shards.ranks import Ranks, each_alone, owners
-from duat_cli.analysis.shards.records import Manifest, PromptRecord, Stored, written
+from duat_cli.analysis.shards.records import Manifest, PromptRecord, written
 from duat_cli.cache.tensors import gram_key
 from duat_cli.errors import InputError
 from duat_cli.loading.checkpoint.source import tokenizer_files
 from duat_cli.loading.prompt_set import PromptSet, digest_of
 from duat_cli.loading.prompts import Prompt
-from duat_cli.results.base import Environment
 
 GRACE = 60.0  # most seconds between the first and the last start of the processes of one launch
 Together: TypeAlias = "Callable[[array[int]], array[int]]"
@@ -61,7 +60,7 @@ class Worker(Protocol):
         """Records of prompts, which come with their positions in the set: a batch, or prompts that run one by one."""
         ...
 
-    def facts(self) -> Stored:
+    def facts(self) -> BaseModel:
         """The part of the report that no prompt changes; called after `begin`."""
         ...
 
@@ -166,6 +165,11 @@ def _manifest(session: Session, prompts: PromptSet, worker: Worker) -> Manifest:
     for file in tokenizer_files(loaded.files.path):
         tokenizer.update(file.name.encode() + b"\0" + file.read_bytes())
     tokenizer.update(prompts.template.encode())
+    environment, facts = session.environment(), worker.facts().model_dump(mode="json")
+    # without the number of a GPU, as each process may have its own
+    environment = environment.model_copy(update={"device": environment.device.partition(":")[0]})
+    if "environment" in facts:
+        facts["environment"] = environment.model_dump(mode="json")
     return Manifest(
         command=worker.command,
         duat_version=__version__,
@@ -174,13 +178,8 @@ def _manifest(session: Session, prompts: PromptSet, worker: Worker) -> Manifest:
         tokenizer=tokenizer.hexdigest(),
         prompts=len(prompts.keys),
         prompt_set=digest_of(prompts.keys),
-        environment=anywhere(session.environment()),
+        environment=environment,
         fingerprint=session.fingerprint,
         settings=dict(worker.settings),
-        facts=worker.facts().model_dump(mode="json"),
+        facts=facts,
     )
-
-
-def anywhere(environment: Environment) -> Environment:
-    """The environment without the number of a GPU, as each process may have its own."""
-    return environment.model_copy(update={"device": environment.device.partition(":")[0]})

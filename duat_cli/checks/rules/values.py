@@ -100,10 +100,16 @@ def _dead_neurons(evidence: Evidence, settings: Settings) -> Iterable[Measuremen
     for name, tensor in evidence.weights.matrices.items():
         if block_of(name) is None or is_attention(name) or tensor.zero:
             continue
-        sides = (("rows", tensor.zero_rows, tensor.rows), ("columns", tensor.zero_columns, tensor.columns))
-        side, zero, count = max(sides, key=lambda s: len(s[1]) / s[2])
-        text = f"{len(zero)} of {count} {side} of {shown(name)} are zero{_first(zero)}"
-        yield Measurement(len(zero) / count, text, block_number(name), name)
+        yield _zero_share(name, tensor)
+
+
+def _zero_share(name: str, tensor: TensorFacts) -> Measurement:
+    """The share of zeros among rows or columns, whichever is larger."""
+    sides = (("rows", tensor.zero_rows, tensor.rows), ("columns", tensor.zero_columns, tensor.columns))
+    side, zero, count = max(sides, key=lambda s: len(s[1]) / s[2])
+    first = f": {', '.join(map(str, zero[:4]))}{', ...' if len(zero) > 4 else ''}" if len(zero) else ""
+    text = f"{len(zero)} of {count} {side} of {shown(name)} are zero{first}"
+    return Measurement(len(zero) / count, text, block_number(name), name)
 
 
 def _constant_heads(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
@@ -174,20 +180,13 @@ def _whole_runs(zero: Indices, width: int, step: int) -> list[int]:
     return [int(run) for run, count in zip(runs, counts, strict=True) if count == width]
 
 
-def _first(at: Indices) -> str:
-    return f": {', '.join(map(str, at[:4]))}{', ...' if len(at) > 4 else ''}" if len(at) else ""
-
-
 def _zero_rows(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
     """Zero rows or columns of token tables, of which some may be unused, and of attention without whole zero heads."""
     whole = {found.where for found in _constant_heads(evidence, settings)}
     for name, tensor in evidence.weights.matrices.items():
         if tensor.zero or name in whole or not (name.endswith(_HEAD + _TABLE) or is_attention(name)):
             continue
-        sides = (("rows", tensor.zero_rows, tensor.rows), ("columns", tensor.zero_columns, tensor.columns))
-        side, zero, count = max(sides, key=lambda s: len(s[1]) / s[2])
-        text = f"{len(zero)} of {count} {side} of {shown(name)} are zero{_first(zero)}"
-        yield Measurement(len(zero) / count, text, block_number(name), name)
+        yield _zero_share(name, tensor)
 
 
 def _tied_by(evidence: Evidence) -> str | None:

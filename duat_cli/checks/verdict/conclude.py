@@ -24,7 +24,7 @@ from duat_cli.checks.tolerances import COARSENESS
 from duat_cli.checks.verdict.causes import grouped
 from duat_cli.checks.verdict.judge import judge
 from duat_cli.checks.verdict.locate import Locator
-from duat_cli.errors import InputError
+from duat_cli.errors import InputError, needed
 from duat_cli.loading.checkpoint.dtypes import RUN_IN, SHORT
 from duat_cli.results.base import Run
 from duat_cli.results.check import BaselineFacts, Change, CheckedFile, CheckedModel, CheckReport, Counts, RuleFacts
@@ -313,9 +313,8 @@ def _baseline_facts(
     if plan.baseline_name is None:
         return None
     if fresh is None:
-        assert plan.baseline is not None
         both = [one for one in drift if one.status in ("within", "beyond", "better")]
-        held = len(plan.baseline.content.metrics)
+        held = len(needed(plan.baseline).content.metrics)
         made, count = plan.base is not None, len(both)
         return BaselineFacts(
             file=plan.baseline_name, base=made, status="compared", entries=held, compared=count, changes=[]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Literal
 
 from duat_cli.checks.rule import Evidence, Measurement, Settings
+from duat_cli.results.base import finite
 from duat_cli.results.check import Location, Outcome
 from duat_cli.text import plural
 
@@ -22,7 +22,11 @@ def judge(settings: Settings, evidence: Evidence, locate: Locate) -> Iterator[Ou
     if why is not None:
         yield _quiet(settings, "skipped", why, locate)
         return
-    measured = [_bounded(m, settings) for m in settings.rule.measure(evidence, settings)]
+    # a measurement without a bound of its own has the rule's
+    measured = [
+        replace(m, high=settings.max) if m.low is None and m.high is None else m
+        for m in settings.rule.measure(evidence, settings)
+    ]
     unknown = [m for m in measured if m.undefined == "skip"]
     known = [m for m in measured if m.undefined != "skip"]
     failing = [m for m in known if m.fails]
@@ -35,20 +39,14 @@ def judge(settings: Settings, evidence: Evidence, locate: Locate) -> Iterator[Ou
         yield _quiet(settings, "skipped", f"{unknown[0].text}{more}", locate, unknown[0])
 
 
-def _bounded(measurement: Measurement, settings: Settings) -> Measurement:
-    """The measurement with the rule's bound, if it has none of its own."""
-    own = measurement.low is not None or measurement.high is not None
-    return measurement if own else replace(measurement, high=settings.max)
-
-
 def _outcome(settings: Settings, measurement: Measurement, locate: Locate) -> Outcome:
     level = measurement.level or settings.level
     if settings.level == "warn" or level == "off":
         level = "warn"
     if measurement.grave and settings.key is None:
         level = "error"
-    value = None if measurement.undefined else _finite(measurement.value)
-    beyond = None if measurement.undefined else _finite(measurement.beyond)
+    value = None if measurement.undefined else finite(measurement.value)
+    beyond = None if measurement.undefined else finite(measurement.beyond)
     reasons = {}
     if value is None:
         reasons["measured"] = "it has no value" if measurement.undefined else f"it is {measurement.value}"
@@ -84,7 +82,7 @@ def _passed(settings: Settings, found: list[Measurement], locate: Locate) -> Out
         text = _closest(len(found), nearest)
     elif len(found) > 1:
         text = f"{len(found)} looked at; nearest to its bound: {text}"
-    return _quiet(settings, "passed", text, locate, nearest, _finite(nearest.value) if defined else None)
+    return _quiet(settings, "passed", text, locate, nearest, finite(nearest.value) if defined else None)
 
 
 def _closest(count: int, nearest: Measurement) -> str:
@@ -134,7 +132,3 @@ def _source(settings: Settings, measurement: Measurement | None) -> str:
     if settings.level_source == settings.max_source:
         return settings.max_source
     return f"{settings.max_source}; level: {settings.level_source}"
-
-
-def _finite(value: float) -> float | None:
-    return float(value) if math.isfinite(value) else None

@@ -72,8 +72,8 @@ def test_own_values_give_back_the_live_loss(model_type: str) -> None:
 
 
 def test_a_wrong_own_value_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(captured.Captured, "held", lambda self, **_kinds: captured.Held(
-        [captured.StoredRows(H.flip(0)) for H in self.attention]))  # fmt: skip
+    monkeypatch.setattr("duat_cli.analysis.compare.fixed.of_kinds", lambda block, _kinds: captured.Held(
+        [captured.StoredRows(rows.matrix.flip(0)) for rows in block.attention]))  # fmt: skip
     assert not found_of(as_loaded(two_single("llama")), count=2).holds
 
 

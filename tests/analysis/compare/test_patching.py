@@ -292,8 +292,8 @@ def test_a_block_without_attention_weights_says_so() -> None:
 
 
 def test_a_wrong_own_part_is_found(monkeypatch: pytest.MonkeyPatch, llama: Any) -> None:
-    monkeypatch.setattr(captured.Captured, "held", lambda self, **_kinds: captured.Held(
-        [captured.StoredRows(H.flip(0)) for H in self.attention]))  # fmt: skip
+    monkeypatch.setattr("duat_cli.analysis.compare.patching.of_kinds", lambda block, _kinds: captured.Held(
+        [captured.StoredRows(rows.matrix.flip(0)) for rows in block.attention]))  # fmt: skip
     assert not found_of(as_loaded(llama), "blocks").holds
 
 

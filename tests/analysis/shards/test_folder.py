@@ -176,10 +176,10 @@ def test_lines_of_another_manifest_do_not_count(folder: Path, into: Into, few: P
 def test_a_null_belongs_to_its_manifest(folder: Path) -> None:
     found = Folder.read(folder)
     assert null_of(found, 3) is None
-    put_null(found, 3, [], "it cannot be built")
+    put_null(found, 3, "it cannot be built")
     null = null_of(found, 3)
     assert null is not None
-    assert null.reason == "it cannot be built"
+    assert null.found == "it cannot be built"
     found.seal = bytes(32)
     assert null_of(found, 3) is None
 

@@ -52,7 +52,7 @@ def test_where_one_null_has_failed_none_is_shown(into: Into, tmp_path: Path) -> 
     """As in a report of one process."""
     out = tmp_path / "out"
     into(out, null="all")
-    put_null(Folder.read(out), 7, [], "the architecture was not re-initialised: because")
+    put_null(Folder.read(out), 7, "the architecture was not re-initialised: because")
     for block in merged(out).blocks:
         assert block.null.uniform is not None
         assert block.null.reasons == {"reinitialised": "the architecture was not re-initialised: because"}

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from duat_cli.analysis.geometry import Geometry
 from duat_cli.analysis.inspect.measured.entries import PAIR_DRAWS, are_counted, cutoff_of, draws
-from duat_cli.analysis.inspect.measured.numbers import OperatorNumbers, row_pieces, spectral
+from duat_cli.analysis.inspect.measured.numbers import OperatorNumbers, row_pieces, spectral, visible
 from duat_cli.errors import needed
 from duat_cli.models.value_path.operator import AttentionOperator
 from duat_cli.operators.coupling import CouplingSums, channel_squares, narrow
@@ -36,9 +36,7 @@ def measure_gated(
         coupling.add(torch.stack([found, channel_squares(attention, operator.values, root, here)]), start)
         squares.append(found)
         rows.append(scaled.abs().amax(dim=0) > 0)
-    reached = torch.cat(rows)
-    if operator.allowed is not None and not bool((reached & ~operator.allowed).any()):
-        reached = operator.allowed
+    reached = visible(torch.cat(rows), operator.allowed)
     norm, nonzero = sums.energy**0.5, sums.nonzero_blocks / tokens**2
     values = sums.spectrum() if norm > 0 else None
     many = {} if heads * tokens <= SPECTRUM_SIDE else dict.fromkeys(("effective_heads", "block_correlation"), MANY)

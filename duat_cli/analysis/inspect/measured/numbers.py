@@ -46,6 +46,12 @@ def null_of(numbers: OperatorNumbers) -> NullNumbers:
     return NullNumbers(**{one.name: getattr(numbers, one.name) for one in fields(NullNumbers)})
 
 
+def visible(reached: Tensor, allowed: Tensor | None) -> Tensor:
+    """Which tokens each row may attend to, (N, N): what the mask leaves, even where a softmax underflows; without a
+    mask, or where some head reaches beyond it, what heads reach."""
+    return reached if allowed is None or bool((reached & ~allowed).any()) else allowed
+
+
 def row_pieces(chunks: Iterable[tuple[slice, Tensor]]) -> Iterator[tuple[int, Tensor]]:
     """Yields (first row, some rows (heads, n, N)), as many as are processed at once. chunks: as from `RowSource`."""
     for rows, attention in chunks:

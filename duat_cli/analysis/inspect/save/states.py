@@ -106,10 +106,10 @@ class StateFiles:
         facts = self._facts | {"sha256": prompt.sha256, "tokens": texts}
         path = self._folder / f"prompt-{number}.safetensors"
         path.unlink(missing_ok=True)
-        room = len(json.dumps(facts)) + 12 * (_REASON + 8) * (self._depth + 1)  # a character takes up to 12 bytes
-        file = TensorFile(path, ["input_ids", *self._names], room, self._dtype)
+        reasons = 12 * (_REASON + 8) * (self._depth + 1)  # a character takes up to 12 bytes
+        file = TensorFile(path, ["input_ids", *self._names], facts, reasons, self._dtype)
         file.add("input_ids", prompt.input_ids[0])
-        self._files[number] = _StateFile(file, facts)
+        self._files[number] = _StateFile(file)
 
     def block(self, number: int, run: BlockRun, step: Step, decomposition: Decomposition) -> None:
         """Writes one block under one prompt, just after the decomposition's step, while its weights are in memory."""
@@ -121,9 +121,7 @@ class StateFiles:
             for name, tensor in norm_scales(run):
                 here.add(run.index, name, tensor)
         if "bias" in self._kinds:
-            carried = needed(decomposition.carried)
-            static = torch.zeros_like(carried.linear) if carried.static is None else carried.static
-            here.add(run.index, "b3", static)
+            here.add(run.index, "b3", needed(decomposition.carried).bias)
             here.bias(run, step)
 
     def end(self, number: int) -> None:
@@ -148,8 +146,8 @@ class StateFiles:
 class _StateFile:
     """The file of one prompt."""
 
-    def __init__(self, file: TensorFile, facts: dict[str, str]) -> None:
-        self.file, self._facts = file, facts
+    def __init__(self, file: TensorFile) -> None:
+        self.file = file
         self._first: dict[int, str] = {}
         self._missing: dict[int, str] = {}
 
@@ -167,4 +165,4 @@ class _StateFile:
         self._first[run.index] = _READ if step.first is None else names[step.first]
 
     def finish(self) -> None:
-        self.file.finish(self._facts | {"first": json.dumps(self._first), "missing": json.dumps(self._missing)})
+        self.file.finish(first=self._first, missing=self._missing)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from duat_cli.errors import needed
 from duat_cli.grouping import by_key
 from duat_cli.loading.adapter.base_weights import BaseWeights
 from duat_cli.loading.adapter.folder import AdapterFiles
@@ -119,25 +120,18 @@ def change_of(plan: ParameterPlan, read: Read, base: BaseWeights | None) -> Chan
     if plan.needs_base and base is None:
         return Change(plan, (), fault="needs the base's values, which were not read")
     if plan.kind == "bias" and "delta" in plan.parts:  # from lora_bias
-        return Change(plan, (parts["delta"].double() * _scale(plan),))
+        return Change(plan, (parts["delta"].double() * needed(plan.scaling),))
     if plan.place is None and plan.needs_base:
         return Change(plan, (), fault=f"the base has no {plan.parameter}")
     stored = base.read(plan.place) if plan.needs_base and base is not None and plan.place is not None else None
     if stored is not None and (bad := nonfinite(stored)):
         return Change(plan, (), fault=f"the base holds {bad} values that are NaN or infinite", nonfinite=bad)
     if "saved" in parts:
-        assert stored is not None
-        return replaced(plan, parts["saved"], stored)
+        return replaced(plan, parts["saved"], needed(stored))
     if plan.kind == "trainable tokens":
-        assert stored is not None
-        return _rows(plan, parts["trainable_tokens_delta"], stored)
+        return _rows(plan, parts["trainable_tokens_delta"], needed(stored))
     wide = {name: tensor.double() for name, tensor in parts.items()}
     return Change(plan, _FORMULAS[plan.kind](plan, wide, None if stored is None else stored.double()))
-
-
-def _scale(plan: ParameterPlan) -> float:
-    assert plan.scaling is not None
-    return plan.scaling
 
 
 # --- low rank -----------------------------------------------------------------------------------------------
@@ -146,7 +140,7 @@ def _scale(plan: ParameterPlan) -> float:
 def _lora(plan: ParameterPlan, parts: dict[str, Tensor], stored: Tensor | None) -> tuple[Piece, ...]:
     """scaling B A. Where the initialisation took its own B A out of the base, the change is relative to the original
     base."""
-    change = LowRank(parts["lora_B"] * _scale(plan), parts["lora_A"])
+    change = LowRank(parts["lora_B"] * needed(plan.scaling), parts["lora_A"])
     if stored is not None and plan.recomputed:
         initial = _initial(plan, stored.mT if plan.inputs_first else stored)
         moved = change.minus(initial)
@@ -166,16 +160,16 @@ def _initial(plan: ParameterPlan, weight: Tensor) -> LowRank:
         u, s, vh = torch.linalg.svd(narrow, full_matrices=False)
         return LowRank((u[:, :rank] * s[:rank]).double(), vh[:rank].double())
     q, r = torch.linalg.qr(narrow)
-    return LowRank(q[:, :rank].double() * _scale(plan), r[:rank].double())
+    return LowRank(q[:, :rank].double() * needed(plan.scaling), r[:rank].double())
 
 
 def _adalora(plan: ParameterPlan, parts: dict[str, Tensor], stored: Tensor | None) -> tuple[Piece, ...]:
-    change = LowRank(parts["lora_B"] * _scale(plan), parts["lora_A"] * parts["lora_E"])
+    change = LowRank(parts["lora_B"] * needed(plan.scaling), parts["lora_A"] * parts["lora_E"])
     return (change.mT if plan.inputs_first else change,)
 
 
 def _embedding(plan: ParameterPlan, parts: dict[str, Tensor], stored: Tensor | None) -> tuple[Piece, ...]:
-    return (LowRank(parts["lora_embedding_A"].mT * _scale(plan), parts["lora_embedding_B"].mT),)
+    return (LowRank(parts["lora_embedding_A"].mT * needed(plan.scaling), parts["lora_embedding_B"].mT),)
 
 
 def _experts(plan: ParameterPlan, parts: dict[str, Tensor], stored: Tensor | None) -> tuple[Piece, ...]:
@@ -183,13 +177,13 @@ def _experts(plan: ParameterPlan, parts: dict[str, Tensor], stored: Tensor | Non
     all experts for one rank after another."""
     first = parts["lora_A"].reshape(plan.experts, -1, parts["lora_A"].shape[-1])  # (E, r, in)
     second = parts["lora_B"].reshape(parts["lora_B"].shape[0], -1, plan.experts)  # (out, r, E)
-    changes = [LowRank(second[:, :, e] * _scale(plan), first[e]) for e in range(plan.experts)]
+    changes = [LowRank(second[:, :, e] * needed(plan.scaling), first[e]) for e in range(plan.experts)]
     return tuple(change.mT if plan.inputs_first else change for change in changes)
 
 
 def _loha(plan: ParameterPlan, parts: dict[str, Tensor], stored: Tensor | None) -> tuple[Piece, ...]:
     """scaling (w1a w1b) ∘ (w2a w2b), of rank r² at most: the row-wise Khatri-Rao product of the factors."""
-    left = _rowwise(parts["hada_w1_a"], parts["hada_w2_a"]) * _scale(plan)
+    left = _rowwise(parts["hada_w1_a"], parts["hada_w2_a"]) * needed(plan.scaling)
     right = _rowwise(parts["hada_w1_b"].mT, parts["hada_w2_b"].mT).mT
     return (_narrow(LowRank(left, right)),)
 
@@ -202,7 +196,7 @@ def _lokr(plan: ParameterPlan, parts: dict[str, Tensor], stored: Tensor | None) 
     """scaling w1 ⊗ w2: (A B) ⊗ (C D) = (A ⊗ C)(B ⊗ D)."""
     first = _factors(parts, "lokr_w1")
     second = _factors(parts, "lokr_w2")
-    left = torch.kron(first.left.contiguous(), second.left.contiguous()) * _scale(plan)
+    left = torch.kron(first.left.contiguous(), second.left.contiguous()) * needed(plan.scaling)
     return (_narrow(LowRank(left, torch.kron(first.right.contiguous(), second.right.contiguous()))),)
 
 
@@ -229,7 +223,7 @@ def _dora(plan: ParameterPlan, parts: dict[str, Tensor], stored: Tensor | None) 
     weight = stored.mT if plan.inputs_first else stored  # (out, in); of an embedding (width, vocabulary)
     start = weight - _initial(plan, weight).dense() if plan.recomputed else weight
     names = ("lora_embedding_B", "lora_embedding_A") if plan.kind == "embedding dora" else ("lora_B", "lora_A")
-    moved = start + (parts[names[0]] * _scale(plan)) @ parts[names[1]]
+    moved = start + (parts[names[0]] * needed(plan.scaling)) @ parts[names[1]]
     factor = parts["lora_magnitude_vector"].flatten()[:, None] / moved.norm(dim=1, keepdim=True)
     if torch.equal(moved, weight) and bool(((factor - 1).abs() <= _AS_SAVED).all()):
         return (torch.zeros_like(stored),)  # untouched: the magnitudes are the base's own, but for rounding

@@ -46,8 +46,10 @@ def findings(one: Opened, base: BaseWeights | None, norms: Iterable[RelativeNorm
     return sorted(found, key=lambda f: (order[f.level], f.rule, f.where))
 
 
-def finding(rule: str, where: str, message: str) -> LintFinding:
-    return LintFinding(rule=rule, level=LEVELS[rule], where=where, message=message)  # type: ignore[arg-type]
+def finding(rule: str, where: str, message: str, level: str | None = None) -> LintFinding:
+    """A finding of the rule's own level, or of another."""
+    level = LEVELS[rule] if level is None else level
+    return LintFinding(rule=rule, level=level, where=where, message=message)  # type: ignore[arg-type]
 
 
 def _of_plans(one: Opened, base: BaseWeights | None) -> Iterator[LintFinding]:
@@ -137,7 +139,7 @@ def _unsaved(adapter: AdapterFiles, keys: Keys, base: BaseWeights | None) -> Ite
                       "the file: lost when the adapter was saved; PEFT does not load it")  # fmt: skip
     elif wanted and not keys.saved:
         message = f"modules_to_save names {listed(wanted)}, and the file holds no saved module"
-        yield LintFinding(rule="saved-missing", level="warning", where=adapter.name, message=message)
+        yield finding("saved-missing", adapter.name, message, "warning")
 
 
 def _other_classes(one: Opened, base: BaseWeights) -> Iterator[LintFinding]:
@@ -148,7 +150,7 @@ def _other_classes(one: Opened, base: BaseWeights) -> Iterator[LintFinding]:
             f"{listed(found)}: of another number of classes than the base's: PEFT loads it onto a base that is built "
             "with as many (num_labels, ignore_mismatched_sizes)"
         )
-        yield LintFinding(rule="shape-mismatch", level="warning", where=one.adapter.name, message=message)
+        yield finding("shape-mismatch", one.adapter.name, message, "warning")
 
 
 def _named(module: str, name: str) -> bool:
@@ -228,12 +230,8 @@ def _magnitude(norms: Iterable[RelativeNorm]) -> Iterator[LintFinding]:
         if group:
             name = max(group, key=lambda one: group[one])
             many = f"; {plural(len(group), 'matrix', 'matrices')} above {limit:g}"
-            yield LintFinding(
-                rule="magnitude",
-                level="error" if limit == TOO_LARGE else "warning",
-                where=name,
-                message=f"the change of {shown(name)} is {group[name]:.3g} times its base weight, norm to norm{many}",
-            )
+            text = f"the change of {shown(name)} is {group[name]:.3g} times its base weight, norm to norm{many}"
+            yield finding("magnitude", name, text, "error" if limit == TOO_LARGE else "warning")
 
 
 def relative_norms(one: Opened, base: BaseWeights) -> Iterator[RelativeNorm]:
