@@ -96,7 +96,6 @@ class Proof:
         self._rig.learn(_on_record(parts))
 
     def active(self) -> contextlib.AbstractContextManager[Any]:
-        """The context that `run` needs around it."""
         return self._rig.active()
 
     def run(self) -> None:

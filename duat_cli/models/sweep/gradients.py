@@ -87,7 +87,6 @@ class Backward:
         self._at_handed: dict[Path, Tensor] = {}  # gradients at tensors that it hands on, (probes, *the tensor's shape)
 
     def active(self) -> contextlib.AbstractContextManager[None]:
-        """The context that `run` needs around it."""
         return self._end.active()
 
     def run(self) -> None:

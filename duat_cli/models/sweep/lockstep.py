@@ -70,7 +70,6 @@ class Call:
         self.output: Any = None
 
     def active(self) -> contextlib.AbstractContextManager[Any]:
-        """The context that `run` needs around it."""
         return self._around()
 
     def run(self) -> None:
@@ -96,7 +95,6 @@ class Visit:
         self._blocks, self._look, self._weights = blocks, look, weights
 
     def active(self) -> contextlib.AbstractContextManager[None]:
-        """The context that `run` needs around it."""
         return contextlib.nullcontext()
 
     def run(self) -> None:
