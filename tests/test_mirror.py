@@ -90,7 +90,7 @@ LISTED = {  # reason -> modules; the files named in a reason run them
     "every tiny model: zoo/test_tiny.py": "zoo/randomise",
     "every type of model: models/discovery/test_structure.py": """
         models/block/mixer models/block/parts models/block/slots models/instrument/records
-        models/instrument/tracing models/value_path/operator models/value_path/probed""",
+        models/instrument/tracing models/value_path/operator""",
     "H and W' by other ways: models/discovery/test_mixers.py": """
         models/discovery/kernels models/instrument/mixer models/instrument/tape
         models/value_path/offsets""",

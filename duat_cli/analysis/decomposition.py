@@ -29,7 +29,7 @@ from duat_cli.models.discovery.proof import ProvedBlock
 from duat_cli.models.instrument.attention import AttentionCall, StoredRows
 from duat_cli.models.instrument.functions.positions import positions
 from duat_cli.models.instrument.held import attending
-from duat_cli.models.instrument.rig import BlockRun, zero_given
+from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.sweep.adjoint import cross_call, cross_output, static_outputs
 from duat_cli.models.value_path.factors import Base, operator_of
 from duat_cli.models.value_path.operator import AttentionOperator
@@ -386,9 +386,9 @@ def _advance_sources(
 
 def _linear_images(run: BlockRun, items: Tensor) -> Tensor:
     """T z for every item z, without the constants of the block; some items at once."""
-    base = run.replay(torch.zeros_like(run.input), zero_given(run, 1)).end
+    base = run.replay(torch.zeros_like(run.input)).end
     pieces = items.split(max(1, SOURCE_ELEMENTS // items[0].numel()))
-    return torch.cat([run.replay(some, zero_given(run, len(some))).end - base for some in pieces])
+    return torch.cat([run.replay(some).end - base for some in pieces])
 
 
 def _uniform(run: BlockRun, call: AttentionCall) -> StoredRows:

@@ -20,8 +20,7 @@ from duat_cli.models.block.slots import parted
 from duat_cli.models.instrument.hooks import hooked
 from duat_cli.models.instrument.records import UnitCall
 from duat_cli.models.instrument.tracing import Event
-from duat_cli.models.sweep.adjoint import Held
-from duat_cli.models.sweep.gradients import pulled
+from duat_cli.models.sweep.gradients import SiteCall, pulled
 from duat_cli.models.terms.experts import Columns, ExpertForm, expert_form, source_of
 from duat_cli.models.terms.sites import Site, watching
 
@@ -50,7 +49,7 @@ class KnownExperts:
 
 
 def expert_parts(
-    held: Held, unit: UnitCall, gradient: Tensor, known: KnownExperts
+    held: SiteCall, unit: UnitCall, gradient: Tensor, known: KnownExperts
 ) -> tuple[Tensor | None, Tensor | None]:
     """Parts ⟨gradient, Σ_t r_te f_e(x_t)⟩ of every expert, (targets, experts), and of every neuron in them, (targets,
     experts, neurons), float64. The experts are None unless the unit is linear in its routing weights, and the neurons
@@ -93,7 +92,7 @@ def expert_parts(
     return experts, inside if bool((far <= tolerance_for(whole.dtype) * size).all()) else None
 
 
-def _again(held: Held, unit: UnitCall) -> Any:
+def _again(held: SiteCall, unit: UnitCall) -> Any:
     """Runs the unit on its recorded input; experts that are not in one module with their router also get its output."""
     routing = held.site.routing
     if held.site.module is not unit.module or routing is None:
@@ -104,7 +103,7 @@ def _again(held: Held, unit: UnitCall) -> Any:
     return unit.module(*(given[key] for key in positions), **named)
 
 
-def _inside(form: ExpertForm, z: Tensor, held: Held, gradient: Tensor) -> tuple[Tensor, Tensor]:
+def _inside(form: ExpertForm, z: Tensor, held: SiteCall, gradient: Tensor) -> tuple[Tensor, Tensor]:
     """Parts of neurons, (targets, experts, neurons), and of the experts' biases, (targets, experts). z: (T, M);
     gradient: (targets, T, M)."""
     assert held.index is not None

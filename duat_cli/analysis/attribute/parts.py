@@ -20,8 +20,8 @@ from duat_cli.errors import UnsupportedModelError, needed
 from duat_cli.models.arrays import tolerance_for
 from duat_cli.models.instrument.records import UnitCall
 from duat_cli.models.instrument.rig import BlockRun
-from duat_cli.models.sweep.adjoint import BlockAdjoint, Gradients, Held, products
-from duat_cli.models.sweep.gradients import pulled
+from duat_cli.models.sweep.adjoint import BlockAdjoint, Gradients, products
+from duat_cli.models.sweep.gradients import SiteCall, pulled
 from duat_cli.models.terms.sites import Site
 
 
@@ -189,7 +189,7 @@ def _unit_parts(block: BlockAdjoint, place: int, unit: UnitCall, call: int, know
     )
 
 
-def _why(routed: Held | None, known: KnownExperts) -> str:
+def _why(routed: SiteCall | None, known: KnownExperts) -> str:
     if routed is None:
         return "what it gives is not made by one linear layer of its neurons"
     return known.faults.get(routed.site.module, "parts of the neurons in its experts do not add up to their expert's")
@@ -204,7 +204,7 @@ def _by_token(product: Tensor, tokens: int) -> Tensor | None:
     return product.movedim(axis, 1).flatten(2).sum(dim=2)
 
 
-def _neurons(found: Held, unit: UnitCall, gradient: Tensor) -> Tensor | None:
+def _neurons(found: SiteCall, unit: UnitCall, gradient: Tensor) -> Tensor | None:
     """Parts Σ_t ⟨gradient, a_n w_n⟩ of the neurons, (targets, neurons); the unit is linear in them but for its bias."""
     if found.site.module not in set(unit.module.modules()):  # the layer is behind the unit, whose output are neurons
         if unit.output.shape[-1] != found.site.count:
@@ -217,7 +217,7 @@ def _neurons(found: Held, unit: UnitCall, gradient: Tensor) -> Tensor | None:
     return (back.double() * found.value.double()).flatten(1, -2).sum(dim=1)
 
 
-def _of_call(held: list[Held], unit: UnitCall, call: int, kind: str) -> Held | None:
+def _of_call(held: list[SiteCall], unit: UnitCall, call: int, kind: str) -> SiteCall | None:
     """Value held by the unit's site of a kind in the unit's call of that number; None without such a site."""
     inside = set(unit.module.modules())
     mine = [h for h in held if h.site.kind == kind and (h.site.unit is unit.module or h.site.module in inside)]

@@ -19,8 +19,8 @@ from duat_cli.errors import UnsupportedModelError, needed
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.value_path.factors import own_contribution
-from duat_cli.models.value_path.gates import gate_of
 from duat_cli.models.value_path.operator import AttentionOperator
+from duat_cli.models.value_path.probed import gate_of
 from duat_cli.operators import paper
 from duat_cli.operators.kronecker import HeadFactors, KroneckerSum, gram
 from duat_cli.operators.pattern import EntryPattern

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from duat_cli.errors import UnsupportedModelError, needed
 from duat_cli.models.instrument.records import Replay
-from duat_cli.models.instrument.rig import BlockRun, zero_given
+from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.instrument.routers import Routed
 from duat_cli.models.terms.experts import Experts
 from duat_cli.models.terms.feedforward import FeedForward, Rows
@@ -170,7 +170,7 @@ def layer_of(run: BlockRun, hidden: Hidden | None, tick: Callable[[int], None]) 
     number of vectors done."""
     tokens, width = run.input.shape[1:]
     side = tokens * width
-    base = run.replay(torch.zeros_like(run.input), zero_given(run, 1))
+    base = run.replay(torch.zeros_like(run.input))
     b3, W1 = base.end.reshape(-1), run.input.new_empty(side, side)
     z0 = base.unit_inputs[0][0] if hidden is not None else None  # input of the unit, (N, its width)
     Z = None if z0 is None else z0.new_empty(z0.numel(), side)
@@ -180,7 +180,7 @@ def layer_of(run: BlockRun, hidden: Hidden | None, tick: Callable[[int], None]) 
         count = here.stop - start
         items = run.input.new_zeros(count, side)
         items[torch.arange(count), start + torch.arange(count)] = 1.0
-        replay = run.replay(items.reshape(count, tokens, width), zero_given(run, count))
+        replay = run.replay(items.reshape(count, tokens, width))
         W1[:, here] = (replay.end - base.end).reshape(count, -1).T
         if Z is not None and z0 is not None:
             Z[:, here] = (replay.unit_inputs[0] - z0).reshape(count, -1).T

@@ -126,7 +126,6 @@ class LogitsPass:
         self.classes: Tensor | None = None
 
     def active(self) -> contextlib.AbstractContextManager[Any]:
-        """The context that `run` needs around it."""
         return torch.no_grad()
 
     def run(self) -> None:

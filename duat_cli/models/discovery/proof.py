@@ -29,7 +29,7 @@ from duat_cli.models.discovery.parts import nonlinear_units, with_linears
 from duat_cli.models.holding import holding
 from duat_cli.models.instrument.calls import without_cache
 from duat_cli.models.instrument.hooks import giving
-from duat_cli.models.instrument.records import Replay, silent_attention
+from duat_cli.models.instrument.records import Replay
 from duat_cli.models.instrument.rig import BlockRun, Rig, zero_given
 from duat_cli.models.instrument.tracing import Trace, trace
 from duat_cli.models.value_path.factors import Base, BlockFactors, find_factors
@@ -96,7 +96,6 @@ class Proof:
         self._rig.learn(_on_record(parts))
 
     def active(self) -> contextlib.AbstractContextManager[Any]:
-        """The context that `run` needs around it."""
         return self._rig.active()
 
     def run(self) -> None:
@@ -211,7 +210,7 @@ def _beside_notes(run: BlockRun) -> tuple[str, ...]:
     items, noise = zero.repeat(1 + len(ends), 1, 1), random_like(run.input)[0]
     for item, (token, _) in enumerate(ends, start=1):
         items[item, token] = noise[token]
-    base, *changed = run.replay(items, attention=silent_attention(run, len(items))).end
+    base, *changed = run.silent(items).end
     if _values_go_beside(run, items, torch.stack([base, *changed])):
         return ("values reach the stream beside H as well, token by token; W' leaves that path out",)
     for output, (_, others) in zip(changed, ends, strict=True):
@@ -228,7 +227,7 @@ def _values_go_beside(run: BlockRun, items: Tensor, made: Tensor) -> bool:
     if values is None or run.parts.mixer is not None or not calls or any(call.windows is not None for call in calls):
         return False
     with giving([values.linear], torch.zeros_like):
-        other = run.replay(items, attention=silent_attention(run, len(items))).end
+        other = run.silent(items).end
     moved = (made - made[:1]) - (other - other[:1])
     return float(moved.abs().max()) > 1e-4 * float((made - made[:1]).abs().max())
 

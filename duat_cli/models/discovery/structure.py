@@ -236,7 +236,6 @@ class Discovery:
         return self._tracer.attached()
 
     def active(self) -> contextlib.AbstractContextManager[None]:
-        """The context that `run` needs around it."""
         return self._tracer.active()
 
     def run(self) -> None:

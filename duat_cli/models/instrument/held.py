@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -73,7 +75,7 @@ class HeldRig(Rig):
         super().__init__(model, blocks, interface=interface)
         self._held, self._number = held, 0
         self._here: Held | None = None
-        self._used: dict[object, int] = {}
+        self._used = defaultdict[object, Iterator[int]](itertools.count)  # numbers of the next calls in a block call
 
     def replacement(self, module: nn.Module, value: Tensor) -> Tensor | None:
         """H V with the held H, (batch, N, heads, d); None where H is live."""
@@ -99,17 +101,13 @@ class HeldRig(Rig):
         given = None if self._here is None else self._here.units.get(module)
         if given is None:
             return output
-        return joined(given[self._next(module)].clone(), parted(output)[1])  # blocks may write to it
+        return joined(given[next(self._used[module])].clone(), parted(output)[1])  # blocks may write to it
 
     def _next_rows(self) -> RowSource | None:
         """H of the next attention call, if it is held."""
         if self._here is None or self._here.attention is None:
             return None
-        return self._here.attention[self._next("attention")]
-
-    def _next(self, what: object) -> int:
-        number = self._used[what] = self._used.get(what, -1) + 1
-        return number
+        return self._here.attention[next(self._used["attention"])]
 
     def _patches(self, parts: BlockParts) -> Iterator[tuple[nn.Module, Instead]]:
         yield from super()._patches(parts)
@@ -122,7 +120,8 @@ class HeldRig(Rig):
         return original(*args, **kwargs)
 
     def _block_forward(self, module: nn.Module, original: Forward, args: Any, kwargs: Any) -> Any:
-        self._here, self._number, self._used = self._held(self._number), self._number + 1, {}
+        self._here, self._number = self._held(self._number), self._number + 1
+        self._used.clear()
         try:
             return original(*args, **kwargs)
         finally:
@@ -132,4 +131,4 @@ class HeldRig(Rig):
         frozen = None if self._here is None else self._here.norms.get(module)
         if frozen is None:
             return original(*args, **kwargs)
-        return frozen[self._next(module)](only_tensor(module, args, kwargs))
+        return frozen[next(self._used[module])](only_tensor(module, args, kwargs))

@@ -7,6 +7,7 @@ dropping it would change the model.
 from __future__ import annotations
 
 import inspect
+import itertools
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -34,14 +35,13 @@ class GateFreezer(TorchFunctionMode):
 
     def __init__(self, watch: Watch, values: list[Tensor], *, held: bool) -> None:
         super().__init__()
-        self._watch, self._values, self._held, self._calls = watch, values, held, 0
+        self._watch, self._values, self._held, self._calls = watch, values, held, itertools.count()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func not in GATES or self._watch.inside_interface:
             return func(*args, **(kwargs or {}))
         if self._held:
-            self._calls += 1
-            return self._values[self._calls - 1]
+            return self._values[next(self._calls)]
         with functions_unwatched():  # one gate function may call another
             value = func(*args, **(kwargs or {}))
         self._values.append(value)
@@ -74,7 +74,7 @@ class ClampFreezer(TorchFunctionMode):
 
     def __init__(self, watch: Watch, clamps: list[HeldClamp], *, held: bool) -> None:
         super().__init__()
-        self._watch, self._clamps, self._held, self._calls = watch, clamps, held, 0
+        self._watch, self._clamps, self._held, self._calls = watch, clamps, held, itertools.count()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -82,8 +82,7 @@ class ClampFreezer(TorchFunctionMode):
             return func(*args, **kwargs)
         x = args[0]
         if self._held:
-            self._calls += 1
-            y = self._clamps[self._calls - 1](x)
+            y = self._clamps[next(self._calls)](x)
         else:
             before = x.clone()
             y = func(*args, **kwargs)

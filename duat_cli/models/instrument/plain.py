@@ -39,7 +39,6 @@ class PlainPass:
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
-        """The context that `run` needs around it."""
         with torch.no_grad(), hooked(self._blocks, after=self._see):
             yield
 
@@ -59,7 +58,6 @@ class InstrumentedPass:
         self._last: Any = None
 
     def active(self) -> contextlib.AbstractContextManager[Any]:
-        """The context that `run` needs around it."""
         return self._rig.active()
 
     def run(self) -> None:

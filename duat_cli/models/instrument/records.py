@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -111,7 +112,8 @@ class Substitutes:
     calls_of: Sequence[AttentionCall]  # the calls whose H is held, in call order
     prompts: int = 1  # how many prompts follow one another in the tokens of an item
     result: Replay = field(default_factory=Replay)
-    calls: dict[nn.Module, int] = field(default_factory=lambda: defaultdict(int))
+    calls: dict[nn.Module, Iterator[int]] = field(default_factory=lambda: defaultdict(itertools.count))
+    """The numbers of the next calls of each norm."""
     unit_calls: int = 0
     attention_calls: int = 0
     windows: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # (values, mixed), one per window called so far
@@ -143,10 +145,6 @@ class Substitutes:
         mixed = mix() if self.attention is None else self.attention
         self.result.mixed.append(mixed)
         return mixed.clone()  # some modules write to it in place
-
-    def next_call(self, module: nn.Module) -> int:
-        self.calls[module] += 1
-        return self.calls[module] - 1
 
     def once_each(self, linear: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         """linear(x), x (items, N, width), computed once for equal items, and at one token for items of zeros.
@@ -348,6 +346,11 @@ class BlockRun:
         ]
         return stacked(singles)
 
+    def silent(self, items: Tensor, given: Sequence[Tensor] | None = None) -> Replay:
+        """As `replay`, with zeros in place of H V where the block has attention."""
+        nothing = [call.output.new_zeros(len(items), *call.output.shape[1:]) for call in self.attention[:1]]
+        return self.replay(items, given, attention=next(iter(nothing), None))
+
     def _replay_once(self, items: Tensor, given: Sequence[Tensor], attention: Tensor | None, stop: bool) -> Replay:
         attention = None if attention is None else attention.contiguous()  # as attention functions return it
         plan = Substitutes(self, items.shape[0], given, attention, stop, self.attention, self.prompts)
@@ -390,11 +393,3 @@ def in_windows(call: AttentionCall, rows: WindowRows, allowed: Tensor | None) ->
 def zero_given(run: BlockRun, items: int) -> list[Tensor]:
     """A zero output for every unit call, for that many items."""
     return [u.output.new_zeros(items, *u.output.shape) for u in run.units]
-
-
-def silent_attention(run: BlockRun, items: int) -> Tensor | None:
-    """Zeros in place of the output of the block's attention, for that many items; None where it has no attention."""
-    if not run.attention:
-        return None
-    own = run.attention[0].output
-    return own.new_zeros(items, *own.shape[1:])

@@ -201,7 +201,7 @@ class Rig:
         plan = self._plan
         if plan is not None:
             plan.passed(module, x)
-            recorded, call = plan.run.recording, plan.next_call(module)
+            recorded, call = plan.run.recording, next(plan.calls[module])
             return joined(plan.held(recorded.norms[module][call], x), recorded.norm_rests[module][call])
         output = original(*args, **kwargs)
         if self._recording is not None and self._block is not None:

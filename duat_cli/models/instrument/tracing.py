@@ -69,11 +69,12 @@ class Event:
             return self.output[0]
         return None
 
-    def again(self, value: Tensor) -> Tensor:
-        """The output of the module, or the first of a tuple, when called again with `value` as its first tensor."""
-        x = self.tensors[0]
+    def again(self, value: Tensor, module: nn.Module | None = None) -> Tensor:
+        """The output of the module, or the first of a tuple, when called again with `value` as its first tensor.
+        module: one to call in its place."""
+        x, called = self.tensors[0], self.module if module is None else module
         args = [value if a is x else a for a in self.args]
-        return parted(self.module(*args, **{k: value if v is x else v for k, v in self.kwargs.items()}))[0]
+        return parted(called(*args, **{k: value if v is x else v for k, v in self.kwargs.items()}))[0]
 
 
 @dataclass

@@ -22,22 +22,13 @@ from duat_cli.models.discovery.structure import ModelStructure
 from duat_cli.models.instrument.records import CrossCall, Replay, UnitCall
 from duat_cli.models.instrument.rig import BlockRun, Rig
 from duat_cli.models.sweep.detached import without_gradient
-from duat_cli.models.sweep.gradients import pulled
+from duat_cli.models.sweep.gradients import SiteCall, pulled
 from duat_cli.models.sweep.passes import BlockCall
 from duat_cli.models.terms.sites import Site, Sites, watching
 
 Reading = Literal["total", "direct"]
 FAR = 10.0  # in tolerances; in float32 a block's products, which cancel, were off by at most a quarter of one
 READINGS: tuple[Reading, ...] = "total", "direct"
-
-
-@dataclass(frozen=True)
-class Held:
-    """The tensor at one call of a site: activations of neurons, or routing weights of experts."""
-
-    site: Site
-    value: Tensor
-    index: Tensor | None  # the expert of every routing weight
 
 
 @dataclass(frozen=True)
@@ -60,7 +51,7 @@ class BlockAdjoint:
     run: BlockRun
     total: Gradients
     direct: Gradients
-    held: list[Held]  # in call order
+    held: list[SiteCall]  # in call order
     static: list[Tensor]  # from `static_outputs`
 
 
@@ -76,12 +67,12 @@ class Adjoint:
         """Takes the gradients through a block, from its output to its input; its weights are in memory."""
         call, proved = self._calls[number], self._structure.block(number)
         watched = [s for s in self._sites[proved.parts.module].sites if s.kind in ("neuron", "expert")]
-        held: list[Held] = []
+        held: list[SiteCall] = []
         found: list[BlockAdjoint] = []
 
         def see(site: Site, value: Tensor, index: Tensor | None) -> None:
             if not listening:
-                held.append(Held(site, value, index))
+                held.append(SiteCall(site, value, index))
 
         listening: list[bool] = []
 

@@ -8,8 +8,9 @@ layer stands for them. A short random input shows which of these make the map af
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,14 +53,14 @@ class Ending:
         self._behind, self._form = behind, form
         self._norms: dict[nn.Module, list[FrozenNorm]] = defaultdict(list)
         self._ratios = Ratios()
-        self._seen: dict[nn.Module, int] | None = None  # calls of each norm in a replay; None during the capture
+        self._numbers: dict[nn.Module, Iterator[int]] | None = None
+        """The numbers of the next calls of each norm in a replay; None during the capture."""
         self.hidden = behind.hidden
         self.output = self._run(self.hidden, gradient=False)  # the output that the map stands for, by the model itself
-        self._seen = {}
 
     def __call__(self, hidden: Tensor, *, gradient: bool = False) -> Tensor:
         """The frozen map at `hidden` (1, N, M)."""
-        self._seen = defaultdict(int)
+        self._numbers = defaultdict(itertools.count)
         self._ratios.hold()
         return self._run(hidden, gradient=gradient)
 
@@ -84,9 +85,8 @@ class Ending:
 
     def _norm(self, norm: nn.Module, original: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         x = only_tensor(norm, args, kwargs)
-        if self._seen is not None:
-            call, self._seen[norm] = self._seen[norm], self._seen[norm] + 1
-            return self._norms[norm][call](x)
+        if self._numbers is not None:
+            return self._norms[norm][next(self._numbers[norm])](x)
         y = original(*args, **kwargs)
         self._norms[norm].append(freeze_whole(self._form.norms[norm], x.detach(), y.detach()))
         return y

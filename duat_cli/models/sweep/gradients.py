@@ -30,12 +30,18 @@ from duat_cli.models.terms.sites import Edit, Site, Sites, watching
 
 
 @dataclass(frozen=True)
-class SiteGradient:
-    """One call of a site: its tensor, and the gradient of every probe at it."""
+class SiteCall:
+    """The tensor at one call of a site, such as activations of neurons or routing weights of experts."""
 
     site: Site
     value: Tensor
     index: Tensor | None  # the expert of every routing weight
+
+
+@dataclass(frozen=True)
+class SiteGradient(SiteCall):
+    """One call of a site, with the gradient of every probe at its tensor."""
+
     gradient: Tensor  # (probes, *value.shape)
 
 
@@ -81,7 +87,6 @@ class Backward:
         self._at_handed: dict[Path, Tensor] = {}  # gradients at tensors that it hands on, (probes, *the tensor's shape)
 
     def active(self) -> contextlib.AbstractContextManager[None]:
-        """The context that `run` needs around it."""
         return self._end.active()
 
     def run(self) -> None:
@@ -99,38 +104,39 @@ class Backward:
     def through(self, number: int) -> Iterator[BlockGradient]:
         """Yields the gradients of the next block, a few probes at a time if those of all would not fit in memory."""
         call, parts = self._recorded.calls[number], self._structure.block(number).parts
-        captured: list[tuple[Site, Tensor, Tensor | None]] = []
+        captured: list[SiteCall] = []
         blind: list[int] = []  # the captured tensors that depend on nothing, by their graph
 
         def capture(site: Site, value: Tensor, index: Tensor | None) -> Tensor:
             if not value.requires_grad:
                 blind.append(len(captured))
                 value = value.detach().requires_grad_()
-            captured.append((site, value, index))
+            captured.append(SiteCall(site, value, index))
             return value.clone()  # the block may write to it in place, which must not change the captured tensor
 
         run = _Rerun(number, call, parts, self._sites[parts.module].sites, self._handed[number], self._gone)
         with torch.enable_grad(), uncheckpointed(), SlopesOnce():
             after = run(run.read, capture)
         read, handed_on = run.read, [run.left[path] for path in self._at_handed]
-        again = Again(run, [x.detach() for x in read], after.detach(), [value.detach() for _, value, _ in captured])
+        again = Again(run, [x.detach() for x in read], after.detach(), [one.value.detach() for one in captured])
         where = f"block {number} ({parts.name})"
         if not all(tensor.requires_grad for tensor in (after, *handed_on)) or again.any_moves(blind):
             raise without_gradient(where)
         below: list[list[Tensor]] = []
-        size = _piece([value for _, value, _ in captured] + read[1:], call.before, self._heads)
+        values = [one.value for one in captured]
+        size = _piece(values + read[1:], call.before, self._heads)
         pieces = [each.split(size) for each in (self._at_output, *self._at_handed.values())]
         for place, (piece, *at_handed) in enumerate(zip(*pieces, strict=True)):
             # the gradient at the input of the first block is not needed
-            inputs = [value for _, value, _ in captured] + (read if number else [])
+            inputs = values + (read if number else [])
             grads = pulled(after, inputs, piece, zip(handed_on, at_handed, strict=True)) if inputs else []
             lost = [k for k, gradient in enumerate(grads) if not gradient.any()]
             if lost and again.moved_by(lost, piece):
                 raise without_gradient(where)
             below.append(grads[len(captured) :] if number else [piece])
             found = [
-                SiteGradient(site, value.detach(), index, gradient)
-                for (site, value, index), gradient in zip(captured, grads[: len(captured)], strict=True)
+                SiteGradient(one.site, one.value.detach(), one.index, gradient)
+                for one, gradient in zip(captured, grads[: len(captured)], strict=True)
             ]
             yield BlockGradient(number, call, slice(place * size, place * size + len(piece)), piece, found)
         self._at_output, *rest = (torch.cat(some) if len(some) > 1 else some[0] for some in zip(*below, strict=True))

@@ -70,7 +70,6 @@ class Call:
         self.output: Any = None
 
     def active(self) -> contextlib.AbstractContextManager[Any]:
-        """The context that `run` needs around it."""
         return self._around()
 
     def run(self) -> None:
@@ -96,7 +95,6 @@ class Visit:
         self._blocks, self._look, self._weights = blocks, look, weights
 
     def active(self) -> contextlib.AbstractContextManager[None]:
-        """The context that `run` needs around it."""
         return contextlib.nullcontext()
 
     def run(self) -> None:
@@ -295,21 +293,14 @@ def in_step(first: Weights, run_first: Callable[[], None], second: Weights, run_
             side.stop()
 
 
-class _Side:
+class _Side(_Runner):
     """One of the two sweeps, and the depth of the block that it waits for."""
 
     def __init__(self, weights: Weights, run: Callable[[], None]) -> None:
+        super().__init__(Call(run, contextlib.nullcontext))
         self._weights, self._home, self.depth = weights, getcurrent(), -1
         self.laps = 0  # how many times the sweep began again, with other prompts
-        self._greenlet = greenlet(run)
         self._before, weights.turning = weights.turning, self._turn
-
-    @property
-    def done(self) -> bool:
-        return bool(self._greenlet.dead)
-
-    def go_on(self) -> None:
-        self._greenlet.switch()
 
     def _turn(self, page: Any) -> None:
         depth = self._weights.depth(page)
@@ -319,5 +310,4 @@ class _Side:
 
     def stop(self) -> None:
         self._weights.turning = self._before
-        if not self.done:
-            self._greenlet.throw(GreenletExit)
+        super().stop()

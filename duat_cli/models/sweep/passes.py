@@ -138,7 +138,6 @@ class BlockPass:
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
-        """The context that `run` needs around it."""
         with contextlib.ExitStack() as stack:
             stack.enter_context(torch.set_grad_enabled(self._gradient))
             modules = self._blocks.elements()
@@ -278,7 +277,6 @@ class Leading:
         return self._pass.output
 
     def active(self) -> contextlib.AbstractContextManager[None]:
-        """The context that `run` needs around it."""
         self._first += len(self._pass.calls)
         self._pass.calls.clear()
         return self._pass.active()

@@ -53,7 +53,6 @@ class PatchedPass(BlockPass):
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
-        """The context that `run` needs around it."""
         with self._rig.active(), super().active():
             yield
 

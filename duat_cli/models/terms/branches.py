@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from duat_cli.errors import DuatError, UnsupportedModelError, or_reason
 from duat_cli.models.arrays import gaussian, moved, random_like, relative_error, rounding, tolerance_for, wide
 from duat_cli.models.instrument.hooks import giving
-from duat_cli.models.instrument.records import Replay, silent_attention
+from duat_cli.models.instrument.records import Replay
 from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.terms.sites import BlockSites, Site
 
@@ -81,10 +81,9 @@ def ffn_term(run: BlockRun, ffn: Branch) -> Tensor:
     The UAT term of the sum (Eq. 11) is this without the biases, which the sum counts as static.
     """
     zero, given = torch.zeros_like(run.input), [unit.output[None] for unit in run.units]
-    silent = silent_attention(run, 1)
-    whole = run.replay(zero, given, attention=silent)
+    whole = run.silent(zero, given)
     with silenced(ffn.norm or ffn.site.module):
-        without = run.replay(zero, given, attention=silent)
+        without = run.silent(zero, given)
     return (ffn.met(whole) - ffn.met(without))[0]
 
 
@@ -131,7 +130,7 @@ def branch_of(run: BlockRun, site: Site) -> Branch:
     zero, dtype = torch.zeros_like(run.input), run.input.dtype
     nothing, stream = (_without(run, z, site.module) for z in (zero, random_like(run.input)))
     with giving([site.module], noise):
-        alone = run.replay(zero, attention=silent_attention(run, 1))
+        alone = run.silent(zero)
     if not sent:  # an error for the whole model, not a reason at one branch: the terms found are none of the block
         raise DuatError(
             f"{run.parts.name}: a layer that was found to end a branch ({site.kind}) does not run where the block is "
@@ -164,7 +163,7 @@ def branch_of(run: BlockRun, site: Site) -> Branch:
 def _without(run: BlockRun, z: Tensor, *ends: nn.Module) -> Replay:
     """The replay of a stream in which these modules and attention give zeros."""
     with silenced(*ends):
-        return run.replay(z, attention=silent_attention(run, 1))
+        return run.silent(z)
 
 
 def _behind(run: BlockRun, norm: nn.Module, values: Tensor) -> Tensor:

@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.arrays import equal, gaussian, relative_error, wide
 from duat_cli.models.block.linears import bias_of, has_matrix, matrix_of, wide_twin
-from duat_cli.models.block.slots import parted
 from duat_cli.models.instrument.hooks import hooked
 from duat_cli.models.instrument.tracing import Event, Trace
 from duat_cli.operators.activations import Activation, recognise
@@ -160,11 +159,7 @@ class _Twins:
     def run(self, z: Tensor) -> Tensor:
         """The FFN's output (1, n, M) for z (1, n, M)."""
         self.calls.clear()
-        event = self._span.unit
-        x = z if self.front is None else self.front(z)
-        fed = [x if a is event.tensors[0] else a for a in event.args]
-        named = {k: x if v is event.tensors[0] else v for k, v in event.kwargs.items()}
-        output = parted(self.unit(*fed, **named))[0]
+        output = self._span.unit.again(z if self.front is None else self.front(z), self.unit)
         return output if self.behind is None else self.behind(output)
 
 

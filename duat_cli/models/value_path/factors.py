@@ -35,7 +35,6 @@ from duat_cli.models.instrument.attention import AttentionCall, MadeRows
 from duat_cli.models.instrument.functions.positions import positions
 from duat_cli.models.instrument.records import Replay
 from duat_cli.models.instrument.rig import BlockRun
-from duat_cli.models.value_path.gates import gate_of
 from duat_cli.models.value_path.offsets import offsets_of, probe_values, source_scale, values_by_offset
 from duat_cli.models.value_path.operator import AttentionOperator, gated_rows
 from duat_cli.models.value_path.probed import (
@@ -43,6 +42,7 @@ from duat_cli.models.value_path.probed import (
     SEVERAL,
     UNMOVED,
     accept,
+    gate_of,
     made_by_units,
     missed,
     probe_output,

@@ -96,16 +96,12 @@ class AttentionOperator:
     def by_prompt(self) -> PromptOperators:
         """W' of each prompt of a batch, with all of H. Raises UnsupportedModelError for another kind of attention."""
         count = len(self.each)
-        if isinstance(self.rows, WindowRows) and self.rows.windows.count == count:
-            attention = self.rows.weights
-        elif isinstance(self.rows, StoredRows) and count == 1:
-            attention = self.rows.matrix[None]
-        else:
+        if not isinstance(self.rows, WindowRows) or self.rows.windows.count != count:
             raise UnsupportedModelError("its rows of H are not those of prompts behind each other")
         if self.gate is not None or self.own:
             raise UnsupportedModelError("its operator is not that of plain attention")
         scale = self.token_scale.reshape(count, -1) if len(self.token_scale) > 1 else self.token_scale.expand(count, 1)
-        attention = attention.to(scale.dtype)
+        attention = self.rows.weights.to(scale.dtype)
         return PromptOperators(
             attention=attention if bool((scale == 1).all()) else attention * scale[:, None, :, None],
             source_scale=self.source_scale.unflatten(1, (count, -1)).transpose(0, 1),

@@ -1,19 +1,31 @@
 """Probes of a block whose dynamic parameters are frozen: what its values depend on, whether tokens are mixed outside H,
-and V and O by unit vectors, where they cannot be read from weights."""
+the factors of the channels of H V, and V and O by unit vectors, where they cannot be read from weights."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from duat_cli.errors import UnsupportedModelError
-from duat_cli.models.arrays import fit, fit_heads, gaussian, random_like, relative_error, tolerance_for, wide
+from duat_cli.models.arrays import (
+    fit,
+    fit_heads,
+    gaussian,
+    random_like,
+    random_signs,
+    relative_error,
+    tolerance_for,
+    wide,
+)
+from duat_cli.models.instrument.hooks import hooked
 from duat_cli.models.instrument.records import Replay
 from duat_cli.models.instrument.rig import BlockRun
 
 SEED = 7
+GATE_SEED = 29
 FAR = {"float32": float("inf"), "float64": 1e-2}  # a residual too large for rounding in a narrower dtype
 SEVERAL = "its values are made of several tokens (a shift or a convolution): V is no map of one token's stream"
 UNMOVED = "its values do not depend on the stream while dynamic parameters are frozen"
@@ -92,6 +104,45 @@ def reached_by_large(run: BlockRun, noise: Tensor) -> list[bool]:
     zero, given = torch.zeros_like(run.input), torch.cat([torch.zeros_like(noise), large])
     replay = run.replay(torch.cat([zero, zero]), attention=given)
     return [not torch.equal(*values) for _, values in replay.places]
+
+
+def gate_of(run: BlockRun, given: Sequence[Tensor]) -> tuple[Tensor, float]:
+    """The factors of the channels of attention's result in front of the output projection (gates and norms on heads),
+    (heads, N, d), and their relative error. Raises UnsupportedModelError where that result is not multiplied channel
+    by channel.
+
+    Random signs in place of H V arrive at the output projection times the factor of every channel. A second, random
+    vector must arrive multiplied by the same factors, which is the proof. given: as in `BlockRun.replay`; the first
+    item is used.
+    """
+    projection = run.parts.output_projection
+    if projection is None:
+        raise UnsupportedModelError("no linear layer takes its concatenated heads")
+    like = run.attention[0].output  # (1, N, heads, d)
+    noise = gaussian(tuple(like.shape), like, GATE_SEED)
+    signs = random_signs(like, GATE_SEED + 1)
+    arrived = [wide(_arriving(run, projection.linear, given, z)) for z in (torch.zeros_like(like), signs, noise)]
+    gate = (arrived[1] - arrived[0]) * wide(signs)
+    error = relative_error(gate * wide(noise), arrived[2] - arrived[0])
+    if not bool(gate.any()) or not error <= tolerance_for(like.dtype):
+        raise UnsupportedModelError(
+            f"what stands between its heads and the output projection is no gate on channels (residual {error:.1e})"
+        )
+    return gate[0].transpose(0, 1).contiguous(), error
+
+
+def _arriving(run: BlockRun, linear: nn.Module, given: Sequence[Tensor], attention: Tensor) -> Tensor:
+    """The input of the output projection for this result of attention, in the shape of the result."""
+    seen: list[Tensor] = []
+
+    def see(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        seen.append(args[0].detach().clone())
+
+    with hooked([linear], see):
+        run.replay(torch.zeros_like(run.input), [g[:1] for g in given], attention=attention)
+    if len(seen) != 1 or seen[0].numel() != attention.numel():
+        raise UnsupportedModelError("the layer that takes its heads is not called once with them")
+    return seen[0].reshape(attention.shape)
 
 
 def probe_value(run: BlockRun) -> Tensor:

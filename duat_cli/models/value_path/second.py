@@ -30,7 +30,7 @@ from duat_cli.models.block.parts import CrossAttention, Projection, SecondMixer
 from duat_cli.models.block.slots import parted
 from duat_cli.models.instrument.attention import AttentionCall
 from duat_cli.models.instrument.functions.positions import positions
-from duat_cli.models.instrument.records import Replay, silent_attention
+from duat_cli.models.instrument.records import Replay
 from duat_cli.models.instrument.rig import BlockRun, zero_given
 from duat_cli.models.value_path.factors import BlockFactors, Tap, choice_of_channels, meeting, read_output, read_value
 from duat_cli.models.value_path.operator import AttentionOperator, gated_rows
@@ -135,7 +135,7 @@ class _Beside(ABC):
     def _replay(self, items: Tensor, outputs: list[Tensor]) -> Replay:
         given = zero_given(self.run, len(items))
         given[self._place] = torch.stack([one.reshape(self._output.shape) for one in outputs])
-        return self.run.replay(items, given, attention=silent_attention(self.run, len(items)))
+        return self.run.silent(items, given)
 
 
 class _Cross(_Beside):

@@ -10,8 +10,8 @@ from helpers import single_model, sweep, token_ids
 
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.value_path.factors import operator_of
-from duat_cli.models.value_path.gates import gate_of
 from duat_cli.models.value_path.operator import whole_rows
+from duat_cli.models.value_path.probed import gate_of
 
 
 def test_gates_are_the_sigmoids_of_the_models_own_gate_layer() -> None:
