@@ -288,11 +288,34 @@ def _output_bias(leaves: list[Event], unit: Event) -> Tensor | None:
             kept, whole = bias.clone(), unit.again(unit.tensors[0]).clone()
             with standing_in(leaf.module, "bias", torch.zeros_like(bias)):
                 added = whole - unit.again(unit.tensors[0])
-        rows = added.reshape(-1, added.shape[-1])
-        same = relative_error(rows, rows[:1].expand_as(rows)) <= rounding(rows.dtype)
-        exact = rows.shape[-1] == kept.numel() and relative_error(rows[0], kept) <= rounding(rows.dtype)
+            rows = added.reshape(-1, added.shape[-1])
+            within = rounding(rows.dtype)
+            same = relative_error(rows, rows[:1].expand_as(rows)) <= within
+            if not same and wide(rows - rows[:1]).norm() <= within * wide(whole).norm():  # rounding, perhaps
+                rows = _without_weight(leaf.module, unit, kept)
+                same = relative_error(rows, rows[:1].expand_as(rows)) <= within
+        exact = rows.shape[-1] == kept.numel() and relative_error(rows[0], kept) <= within
         return (kept if exact else rows[0]) if same and bool(rows.any()) else None
     return None
+
+
+def _without_weight(layer: nn.Module, unit: Event, bias: Tensor) -> Tensor:
+    """What the layer's bias adds to the unit's output, (tokens, width), with a weight of zero, so that a large output
+    does not round the bias away. NaN where that is no affine map of the bias, or the layer has no weight of its own."""
+    weight = {**parameters_of(layer), **buffers_of(layer)}.get("weight")
+
+    def given(value: Tensor) -> Tensor:
+        with standing_in(layer, "bias", value):
+            output = unit.again(unit.tensors[0])
+        return output.reshape(-1, output.shape[-1]).clone()
+
+    if weight is None:
+        return torch.full_like(given(bias), torch.nan)
+    other = random_like(bias)
+    with standing_in(layer, "weight", weight.new_zeros(()).expand_as(weight)):
+        zero, alone, shifted, both = (given(v) for v in (torch.zeros_like(bias), bias, other, other + bias))
+    affine = relative_error(both - shifted, alone - zero) <= rounding(bias.dtype)
+    return alone - zero if affine else torch.full_like(alone, torch.nan)
 
 
 def _first_linear(leaves: list[Event], unit: Event) -> nn.Module | None:

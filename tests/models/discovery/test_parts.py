@@ -94,6 +94,39 @@ def test_the_output_bias_of_an_ffn_is_its_last_layers() -> None:
         assert torch.equal(block.parts.unit_biases[mlp], mlp.c_proj.bias)
 
 
+@pytest.mark.parametrize(("dtype", "size"), [(torch.bfloat16, 3.0), (torch.float16, 100.0), (torch.float32, 1e4)])
+def test_the_output_bias_of_an_ffn_is_found_however_large_its_output_is(dtype: torch.dtype, size: float) -> None:
+    model = first_two(single_model("gpt2"))
+    with torch.no_grad():
+        for layer in model.transformer.h:
+            layer.mlp.c_proj.weight[:, 3] *= size  # one channel far larger than the bias, as trained models have
+    for block in discover(model.to(dtype)).blocks:
+        mlp = block.parts.module.mlp
+        assert torch.equal(block.parts.unit_biases[mlp], mlp.c_proj.bias)
+
+
+class Normed(nn.Module):
+    """An FFN whose last layer has a norm behind it, so that its bias is no constant of the output."""
+
+    def __init__(self, mlp: nn.Module, gain: float) -> None:
+        super().__init__()
+        self.mlp, self.norm = mlp, nn.LayerNorm(32)
+        nn.init.constant_(self.norm.weight, gain)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(self.mlp(x))
+
+
+def test_a_bias_in_front_of_a_norm_is_no_output_bias() -> None:
+    model = first_two(single_model("gpt2"))
+    with torch.no_grad():
+        for layer in model.transformer.h:
+            layer.mlp.c_proj.weight *= 1e6  # the bias is lost in the rounding of the output
+            layer.mlp = Normed(layer.mlp, 1.0)
+    for block in discover(model).blocks:
+        assert block.parts.unit_biases == {}
+
+
 LARGE_BIASES = [
     (torch.bfloat16, 30.0),
     (torch.float16, 300.0),
