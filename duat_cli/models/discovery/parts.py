@@ -201,7 +201,8 @@ def _is_mask(tensor: Tensor) -> bool:
 
 
 def _is_affine(event: Event) -> bool:
-    """Whether f(x + r) = f(x) + f(r) - f(0) at the captured input and a random vector of its size."""
+    """Whether f(x + r) = f(x) + f(r) - f(0) at the captured input and a random vector r of its size, and
+    f(-r) = 2 f(0) - f(r), which also holds where r moves f so much that nothing is seen of x."""
     if isinstance(event.module, nn.Linear) or not event.tensors or event.result is None:
         return True  # without hidden states to read, it is constant in the stream
     if event not in _affine:
@@ -234,11 +235,11 @@ def _adds_up(event: Event) -> bool:
 
 
 def _moves(event: Event, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """f(0), then f(x) + f(r) and f(x + r), where f(0) is subtracted from each f."""
+    """f(0), then f(x) + f(r) and -f(-r), and f(x + r) and f(r), where f(0) is subtracted from each f; (2, ...)."""
     r = random_like(x)
     zero = wide(event.again(torch.zeros_like(x)))
-    at_x, at_r, at_sum = (wide(event.again(z)) - zero for z in (x, r, x + r))
-    return zero, at_x + at_r, at_sum
+    at_x, at_r, at_sum, at_minus = (wide(event.again(z)) - zero for z in (x, r, x + r, -r))
+    return zero, torch.stack([at_x + at_r, -at_minus]), torch.stack([at_sum, at_r])
 
 
 @contextlib.contextmanager

@@ -148,6 +148,20 @@ def test_an_ffn_is_a_unit_however_large_its_output_bias_is(dtype: torch.dtype, b
         assert [names[unit] for unit in parts.unit_biases] == ["mlp"]
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_an_ffn_is_a_unit_where_one_neuron_reads_a_channel_that_hardly_moves(dtype: torch.dtype) -> None:
+    """As the neuron that takes a massive activation out again: a random vector moves it far more than the stream."""
+    model = first_two(single_model("llama"))
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.post_attention_layernorm.weight[3] = 1e-3
+            layer.mlp.gate_proj.weight[0, 3] = 30.0
+            layer.mlp.up_proj.weight[0, 3] = 30.0
+            layer.mlp.down_proj.weight[5, 0] = 30.0
+    for names, parts in named(discover(model.to(dtype))):
+        assert {names[unit] for unit in parts.units} == {"mlp"}
+
+
 @pytest.mark.parametrize(("dtype", "bias"), LARGE_BIASES)
 def test_an_affine_module_is_no_unit_however_large_its_bias_is(dtype: torch.dtype, bias: float) -> None:
     model = first_two(single_model("gpt2")).to(dtype)
