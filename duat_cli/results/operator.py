@@ -99,6 +99,8 @@ class OperatorStats(WithReasons):
         Meaning(
             "0 to 1",
             "exact",
+            how="a block counts as much as any other however small it is, unless all heads round it to 0 in the run's "
+            "dtype (scores some 100 below a row's largest, 17 in float16): if it is that sharp, dtypes differ",
             formula="sqrt(mean over pairs of nonzero blocks, each with itself included, of cos^2(B_ij, B_kl)), "
             "B_ij = (sum_h (H_h S)[i,j] A_h)^T",
             source="the paper calls the elements of W'_HVO highly correlated (section 4.2); this puts a number on it",

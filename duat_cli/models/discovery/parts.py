@@ -201,7 +201,8 @@ def _is_mask(tensor: Tensor) -> bool:
 
 
 def _is_affine(event: Event) -> bool:
-    """Whether f(x + r) = f(x) + f(r) - f(0) at the captured input and a random vector of its size."""
+    """Whether f(x + r) = f(x) + f(r) - f(0) at the captured input and a random vector r of its size, and
+    f(-r) = 2 f(0) - f(r), which also holds where r moves f so much that nothing is seen of x."""
     if isinstance(event.module, nn.Linear) or not event.tensors or event.result is None:
         return True  # without hidden states to read, it is constant in the stream
     if event not in _affine:
@@ -234,11 +235,11 @@ def _adds_up(event: Event) -> bool:
 
 
 def _moves(event: Event, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """f(0), then f(x) + f(r) and f(x + r), where f(0) is subtracted from each f."""
+    """f(0), then f(x) + f(r) and -f(-r), and f(x + r) and f(r), where f(0) is subtracted from each f; (2, ...)."""
     r = random_like(x)
     zero = wide(event.again(torch.zeros_like(x)))
-    at_x, at_r, at_sum = (wide(event.again(z)) - zero for z in (x, r, x + r))
-    return zero, at_x + at_r, at_sum
+    at_x, at_r, at_sum, at_minus = (wide(event.again(z)) - zero for z in (x, r, x + r, -r))
+    return zero, torch.stack([at_x + at_r, -at_minus]), torch.stack([at_sum, at_r])
 
 
 @contextlib.contextmanager
@@ -288,11 +289,34 @@ def _output_bias(leaves: list[Event], unit: Event) -> Tensor | None:
             kept, whole = bias.clone(), unit.again(unit.tensors[0]).clone()
             with standing_in(leaf.module, "bias", torch.zeros_like(bias)):
                 added = whole - unit.again(unit.tensors[0])
-        rows = added.reshape(-1, added.shape[-1])
-        same = relative_error(rows, rows[:1].expand_as(rows)) <= rounding(rows.dtype)
-        exact = rows.shape[-1] == kept.numel() and relative_error(rows[0], kept) <= rounding(rows.dtype)
+            rows = added.reshape(-1, added.shape[-1])
+            within = rounding(rows.dtype)
+            same = relative_error(rows, rows[:1].expand_as(rows)) <= within
+            if not same and wide(rows - rows[:1]).norm() <= within * wide(whole).norm():  # rounding, perhaps
+                rows = _without_weight(leaf.module, unit, kept)
+                same = relative_error(rows, rows[:1].expand_as(rows)) <= within
+        exact = rows.shape[-1] == kept.numel() and relative_error(rows[0], kept) <= within
         return (kept if exact else rows[0]) if same and bool(rows.any()) else None
     return None
+
+
+def _without_weight(layer: nn.Module, unit: Event, bias: Tensor) -> Tensor:
+    """What the layer's bias adds to the unit's output, (tokens, width), with a weight of zero, so that a large output
+    does not round the bias away. NaN where that is no affine map of the bias, or the layer has no weight of its own."""
+    weight = {**parameters_of(layer), **buffers_of(layer)}.get("weight")
+
+    def given(value: Tensor) -> Tensor:
+        with standing_in(layer, "bias", value):
+            output = unit.again(unit.tensors[0])
+        return output.reshape(-1, output.shape[-1]).clone()
+
+    if weight is None:
+        return torch.full_like(given(bias), torch.nan)
+    other = random_like(bias)
+    with standing_in(layer, "weight", weight.new_zeros(()).expand_as(weight)):
+        zero, alone, shifted, both = (given(v) for v in (torch.zeros_like(bias), bias, other, other + bias))
+    affine = relative_error(both - shifted, alone - zero) <= rounding(bias.dtype)
+    return alone - zero if affine else torch.full_like(alone, torch.nan)
 
 
 def _first_linear(leaves: list[Event], unit: Event) -> nn.Module | None:

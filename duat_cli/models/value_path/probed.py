@@ -26,7 +26,7 @@ from duat_cli.models.instrument.rig import BlockRun
 
 SEED = 7
 GATE_SEED = 29
-FAR = {"float32": float("inf"), "float64": 1e-2}  # a residual too large for rounding in a narrower dtype
+FAR = {"float32": float("inf"), "float64": 1e-2}  # beyond it no narrower dtype rounds; float16 may overflow
 SEVERAL = "its values are made of several tokens (a shift or a convolution): V is no map of one token's stream"
 UNMOVED = "its values do not depend on the stream while dynamic parameters are frozen"
 BEHIND = "what its attention gives is mixed among tokens on its way to the stream (a convolution)"
@@ -45,7 +45,7 @@ def accept(error: float, dtype: torch.dtype) -> None:
 def wider_hint(error: float, dtype: torch.dtype) -> str:
     """The end of an error text: the wider dtype that tells whether the residual is rounding; empty if none does."""
     wider = "float32" if dtype in (torch.bfloat16, torch.float16) else "float64"
-    return f"; --dtype {wider} tells whether it is rounding" if error < FAR[wider] and dtype != torch.float64 else ""
+    return f"; --dtype {wider} tells whether it is rounding" if error <= FAR[wider] and dtype != torch.float64 else ""
 
 
 def missed(image: Tensor, own: Tensor, rounded: float) -> float:

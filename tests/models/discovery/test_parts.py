@@ -94,6 +94,39 @@ def test_the_output_bias_of_an_ffn_is_its_last_layers() -> None:
         assert torch.equal(block.parts.unit_biases[mlp], mlp.c_proj.bias)
 
 
+@pytest.mark.parametrize(("dtype", "size"), [(torch.bfloat16, 3.0), (torch.float16, 100.0), (torch.float32, 1e4)])
+def test_the_output_bias_of_an_ffn_is_found_however_large_its_output_is(dtype: torch.dtype, size: float) -> None:
+    model = first_two(single_model("gpt2"))
+    with torch.no_grad():
+        for layer in model.transformer.h:
+            layer.mlp.c_proj.weight[:, 3] *= size  # one channel far larger than the bias, as trained models have
+    for block in discover(model.to(dtype)).blocks:
+        mlp = block.parts.module.mlp
+        assert torch.equal(block.parts.unit_biases[mlp], mlp.c_proj.bias)
+
+
+class Normed(nn.Module):
+    """An FFN whose last layer has a norm behind it, so that its bias is no constant of the output."""
+
+    def __init__(self, mlp: nn.Module, gain: float) -> None:
+        super().__init__()
+        self.mlp, self.norm = mlp, nn.LayerNorm(32)
+        nn.init.constant_(self.norm.weight, gain)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(self.mlp(x))
+
+
+def test_a_bias_in_front_of_a_norm_is_no_output_bias() -> None:
+    model = first_two(single_model("gpt2"))
+    with torch.no_grad():
+        for layer in model.transformer.h:
+            layer.mlp.c_proj.weight *= 1e6  # the bias is lost in the rounding of the output
+            layer.mlp = Normed(layer.mlp, 1.0)
+    for block in discover(model).blocks:
+        assert block.parts.unit_biases == {}
+
+
 LARGE_BIASES = [
     (torch.bfloat16, 30.0),
     (torch.float16, 300.0),
@@ -113,6 +146,20 @@ def test_an_ffn_is_a_unit_however_large_its_output_bias_is(dtype: torch.dtype, b
         assert {names[unit] for unit in parts.units} == {"mlp"}
         assert [names[parts.first_linears[unit]] for unit in parts.units] == ["mlp.c_fc"]
         assert [names[unit] for unit in parts.unit_biases] == ["mlp"]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_an_ffn_is_a_unit_where_one_neuron_reads_a_channel_that_hardly_moves(dtype: torch.dtype) -> None:
+    """As the neuron that takes a massive activation out again: a random vector moves it far more than the stream."""
+    model = first_two(single_model("llama"))
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.post_attention_layernorm.weight[3] = 1e-3
+            layer.mlp.gate_proj.weight[0, 3] = 30.0
+            layer.mlp.up_proj.weight[0, 3] = 30.0
+            layer.mlp.down_proj.weight[5, 0] = 30.0
+    for names, parts in named(discover(model.to(dtype))):
+        assert {names[unit] for unit in parts.units} == {"mlp"}
 
 
 @pytest.mark.parametrize(("dtype", "bias"), LARGE_BIASES)

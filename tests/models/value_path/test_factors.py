@@ -33,6 +33,7 @@ from duat_cli.models.instrument.rig import zero_given
 from duat_cli.models.value_path import factors as factors_module
 from duat_cli.models.value_path.factors import Base, checked, find_factors, operator_of
 from duat_cli.models.value_path.operator import AttentionOperator
+from duat_cli.models.value_path.probed import accept
 from duat_cli.operators.kronecker import HeadFactors
 
 
@@ -506,3 +507,12 @@ def test_values_of_several_tokens_that_rounding_hides_say_what_tells() -> None:
     assert reason.endswith("--dtype float64 tells whether it is rounding")
     with InDouble():
         assert discover(model.double()).blocks[1].factors is not None
+
+
+@pytest.mark.parametrize(
+    ("dtype", "wider"), [(torch.float16, "float32"), (torch.bfloat16, "float32"), (torch.float32, "")]
+)
+def test_factors_that_overflow_in_half_precision_are_referred_to_a_wider_dtype(dtype: torch.dtype, wider: str) -> None:
+    with pytest.raises(UnsupportedModelError, match="do not fit it") as raised:
+        accept(float("inf"), dtype)
+    assert (f"--dtype {wider} tells" in str(raised.value)) == bool(wider)
