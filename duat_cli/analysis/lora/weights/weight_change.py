@@ -40,6 +40,7 @@ _WHOLE = ("numerical_rank", "entropy_rank", "energy_rank_90")  # need all singul
 LARGE = f"more than {EXACT_SIDE} wide: computed with --directions"
 VECTOR = "a vector has no spectrum"
 ZERO = "the change is zero"
+NOT_FOUND = "the leading directions of the change did not converge"
 NO_NORM = "the norm in front is found with prompts"
 
 
@@ -222,7 +223,8 @@ def _exactly(
     second = int((tvh[:k] @ vh.mT).abs().amax(1).lt(EPSILON).sum())
     aligned = _alignment(plan, piece, known, Triplets(u[:, :k], s[:k], vh[:k].mT))
     output, into = (second, first) if plan.inputs_first else (first, second)
-    return aligned, Intruders(k=k, epsilon=EPSILON, output=output, input=into), {}
+    reasons = {"alignment": NOT_FOUND} if aligned is None else {}
+    return aligned, Intruders(k=k, epsilon=EPSILON, output=output, input=into), reasons
 
 
 def _by_lanczos(
@@ -240,13 +242,14 @@ def _by_lanczos(
         return None, None, {"alignment": why, "intruders": why}
     k = DIRECTIONS
     aligned = _alignment(plan, piece, known, Triplets(own.left[:, :k], own.values[:k], own.right[:, :k]))
+    reasons = {"alignment": NOT_FOUND} if aligned is None else {}
     tuned = leading(lambda x: base @ x + apply(x), lambda y: base.mT @ y + back(y), base[0], base.shape[1], k)
     if tuned is None:
-        return aligned, None, {"intruders": "the tuned weight's leading directions did not converge"}
+        return aligned, None, {**reasons, "intruders": "the tuned weight's leading directions did not converge"}
     first, second = _count(tuned.left, own.left), _count(tuned.right, own.right)
     output, into = (second, first) if plan.inputs_first else (first, second)
     why = f"not settled by the base's {count} leading directions"
-    return aligned, Intruders.explained(why, k=k, epsilon=EPSILON, output=output, input=into), {}
+    return aligned, Intruders.explained(why, k=k, epsilon=EPSILON, output=output, input=into), reasons
 
 
 def _of_base(stored: Tensor, base: Tensor, count: int, cache: bool) -> Triplets | None:

@@ -145,6 +145,20 @@ def test_an_adapter_of_one_byte_a_number_is_its_values(dtype: torch.dtype, tmp_p
     assert found.modules == report(base, adapter).modules
 
 
+@pytest.mark.parametrize("side", [1, 1024])
+def test_an_alignment_that_is_not_found_has_a_reason(
+    side: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weight_change, "EXACT_SIDE", side)
+    monkeypatch.setattr(weight_change, "leading_of", lambda *_: None)
+    base = adapters.base_of("llama", tmp_path / "base")
+    adapter = adapters.make(base, tmp_path / "adapter", peft.LoraConfig(r=2, target_modules=["q_proj"]))
+    for module in report(base, adapter, large=True).modules:
+        assert module.alignment is None
+        assert module.intruders is not None
+        assert module.reasons["alignment"] == weight_change.NOT_FOUND
+
+
 def test_changes_come_block_after_block(tmp_path: Path) -> None:
     """The file has block 10 in front of block 2, as texts are sorted."""
     config = adapters.load_base(adapters.base_of("llama", tmp_path / "llama")).config
