@@ -144,9 +144,8 @@ FAKES = {
             encode=lambda *a, **k: [[1]],
             limits=lambda model: SimpleNamespace(max_positions=None, vocab_size=1),
         ),
-        module(
-            "duat_cli.analysis.prepared", open_prepared=lambda *a, **k: None, part_of=lambda loaded, *a, **k: loaded
-        ),
+        module("duat_cli.analysis.prepared", open_prepared=lambda *a, **k: None),
+        module("duat_cli.analysis.stacks", part_of=lambda loaded, *a, **k: loaded),
         module("duat_cli.analysis.operator_file", OperatorFile=OperatorFile),
         module("duat_cli.analysis.inspect.maps", Maps=object),  # it imports torch, which a process pays for
         module("duat_cli.analysis.inspect.save.states", saving=None),
