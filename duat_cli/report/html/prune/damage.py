@@ -22,7 +22,7 @@ from duat_cli.results.prune.terms import PruneTerm
 from duat_cli.text import plural
 
 _BINS = 4  # bins per power of ten
-_PARTS = (("block", "s1"), ("attention", "s2"), ("ffn", "s3"))
+_PARTS = (("block", "s1"), ("attention", "s2"), ("cross", "s4"), ("ffn", "s3"))
 
 
 def parts(report: PruneReport, beside: Sequence[PruneReport]) -> Figure | None:

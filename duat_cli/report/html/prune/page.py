@@ -33,7 +33,7 @@ _SERIES = (("held_out", "s1", "held-out prompts"), ("chosen_on", "s2", "prompts 
 
 
 def prune_sheet(report: PruneReport, beside: Sequence[PruneReport]) -> Sheet:
-    said = [text for plan in report.plans for text in guarantees(plan)]
+    said = [text for plan in report.plans for text in guarantees(plan, report)]
     figures = [
         *(_curve(report, number, beside) for number, plan in enumerate(report.plans) if plan.curve),
         *(_rivals(report, number) for number, plan in enumerate(report.plans) if plan.criteria),

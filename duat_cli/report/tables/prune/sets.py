@@ -50,7 +50,7 @@ def _plans(report: PruneReport, page: Page) -> list[RenderableType]:
         *repair(report, page, unit),
         BLANK,
         heading("Guarantee"),
-        *(item(text) for plan in report.plans for text in guarantees(plan)),
+        *(item(text) for plan in report.plans for text in guarantees(plan, report)),
     ]
 
 
@@ -170,9 +170,9 @@ def millions(value: float | None) -> str:
     return numbers.ABSENT if value is None else numbers.plain(value / 1e6)
 
 
-def guarantees(plan: Plan) -> list[str]:
+def guarantees(plan: Plan, report: PruneReport) -> list[str]:
     """All guarantees for a plan's sets: for single prompts, for the mean, and for a set of a given size."""
-    return [_guarantee(plan), *_mean_guarantee(plan), *_limit(plan)]
+    return [_guarantee(plan, report), *_mean_guarantee(plan), *_limit(plan)]
 
 
 def _mean_guarantee(plan: Plan) -> list[str]:
@@ -207,7 +207,7 @@ def _limit(plan: Plan) -> list[str]:
     ]
 
 
-def _guarantee(plan: Plan) -> str:
+def _guarantee(plan: Plan, report: PruneReport) -> str:
     """The statement about single prompts, or why there is none."""
     given = plan.guarantee
     if given is None:
@@ -222,11 +222,12 @@ def _guarantee(plan: Plan) -> str:
         may = f"{given.may_exceed or 'none'} of {given.holdout_prompts} may"
         return f"{tried} budget on {one.exceeded} of {one.prompts} held-out prompts; {may}"
     which = ", ".join(given.set) if len(given.set) <= NAMED_TERMS else "--json or --export"
+    said = " ".join(filter(None, (saving(plan, report, given.saves), f"Which: {which}")))
     return (
         f"{plan.granularity}: with {exactly(given.confidence)}% confidence, removing {given.removed} of "
         f"{plan.of} exceeds the budget on at most {exactly(given.share_above_limit)}% of prompts "
         f"({given.exceeded} of {given.holdout_prompts} "
-        f"held-out prompts did). {' '.join(filter(None, (saving(plan, given.saves), f'Which: {which}')))}"
+        f"held-out prompts did). {said}"
     )
 
 

@@ -68,6 +68,16 @@ def test_less_in_the_file_than_was_asked_for_is_said() -> None:
         assert ("less than was asked for: the other terms are zeroed and still stored" in first) is short
 
 
+def test_heads_of_a_decoder_are_not_said_to_leave() -> None:
+    """Its config states one number of heads for attention and cross-attention."""
+    for stack, leaves in ((None, True), ("decoder", False)):
+        plan = sample.plan("head", 40, 12)
+        saves = plan.saves and plan.saves.model_copy(update={"parameters_removed": 0, "bytes_removed": 0})
+        report = report_of(plan.model_copy(update={"saves": saves}))
+        report = report.model_copy(update={"model": report.model.model_copy(update={"stack": stack})})
+        assert ("--uniform" in " ".join(notable(report))) is leaves
+
+
 def test_a_set_that_saves_nothing_in_the_file_says_so_and_why() -> None:
     for kind, uniform, said in (
         ("head", False, "It saves nothing in the file: heads can leave only with --uniform."),
@@ -77,7 +87,7 @@ def test_a_set_that_saves_nothing_in_the_file_says_so_and_why() -> None:
         plan = sample.plan(kind, 40, 12).model_copy(update={"uniform": uniform})  # type: ignore[arg-type]
         saves = plan.saves and plan.saves.model_copy(update={"parameters_removed": 0, "bytes_removed": 0})
         plan = plan.model_copy(update={"saves": saves})
-        assert saving(plan, plan.saves) == said
+        assert saving(plan, report_of(plan), plan.saves) == said
         assert said in notable(report_of(plan))[0]
         assert plan.guarantee is not None
         nothing = plan.model_copy(update={"guarantee": plan.guarantee.model_copy(update={"saves": saves})})
