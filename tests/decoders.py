@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import bad_checkpoints
 import torch
 from torch import Tensor
+from transformers import T5Config, T5ForConditionalGeneration
 
 from duat_cli.models.discovery.modality import STATES, decoder_of
 from duat_cli.models.discovery.proof import ProvedBlock
@@ -15,6 +18,21 @@ from duat_cli.models.instrument.rig import BlockRun
 
 IDS = torch.tensor([[41, 52, 63, 74, 85, 41, 60]])
 OWN = torch.tensor([[0, 45, 56, 67, 78]])
+
+
+T5 = T5Config(
+    vocab_size=264, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_decoder_layers=3, num_heads=4,
+    decoder_start_token_id=259, pad_token_id=259, eos_token_id=257,
+)  # fmt: skip
+"""Two blocks in its encoder, three in its decoder."""
+
+
+def save_t5(folder: Path) -> Path:
+    """The model of `T5`, and a tokenizer of bytes."""
+    torch.manual_seed(3)
+    T5ForConditionalGeneration(T5).save_pretrained(folder)
+    bad_checkpoints.tokenizer(folder)
+    return folder
 
 
 def given_to(model: Any) -> dict[str, Tensor]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -20,6 +20,7 @@ from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.model.tokenizer import load_tokenizer
 from duat_cli.loading.prompts import Prompt, limits, said
 from duat_cli.loading.quiet import calling_tokenizer, foreign_errors, hushed
+from duat_cli.models.discovery.causality import class_logits, decoder_logits
 from duat_cli.models.discovery.chains import ByNameError, named
 from duat_cli.models.discovery.exchanged import restored
 from duat_cli.models.discovery.modality import STATES, decoder_of, ids_name, input_name, is_pair, placed, stack_of
@@ -102,7 +103,7 @@ def with_chosen_blocks(
     if files.stack == "encoder":
         return replace(loaded, stack="encoder"), list(prompts)
     try:
-        decoder = decoder_of(model)
+        part = of_decoder(loaded, model)
     except UnsupportedModelError as fault:
         raise InputError(f"--stack decoder: {fault}") from fault
     if files.decoder_prompt is not None:
@@ -114,10 +115,21 @@ def with_chosen_blocks(
         ids, how = _written(loaded, prompts)
     states = encoder_states(loaded, prompts)
     found = [_prompt(*each) for each in zip(prompts, ids, states, strict=True)]
-    note = f"--stack decoder: the {type(decoder).__name__} of the {name} alone; it reads {how}"
-    notes = (*loaded.warnings, note)
-    part = replace(loaded, model=decoder, stack="decoder", pair=model, like=found[0].prepared, warnings=notes)
-    return part, found
+    note = f"--stack decoder: the {type(part.model).__name__} of the {name} alone; it reads {how}"
+    return replace(part, like=found[0].prepared, warnings=(*loaded.warnings, note)), found
+
+
+def of_decoder(loaded: LoadedModel, model: Any) -> LoadedModel:
+    """`loaded` with the decoder of this encoder-decoder as its model."""
+    return replace(loaded, model=decoder_of(model), stack="decoder", pair=model)
+
+
+def given_logits(loaded: LoadedModel, output: Any, given: Mapping[str, Tensor]) -> Tensor | None:
+    """Logits of a model that reads more than token ids: (N, V) for a decoder, by the head of the model it belongs to,
+    or (1 or N, classes) for a classifier; None where neither is predicted. output: the stack's return value."""
+    if loaded.pair is not None:
+        return decoder_logits(loaded.pair, loaded.model, output, given)
+    return class_logits(loaded.model, stack_of(loaded.model), output, given)
 
 
 def both_stacks(

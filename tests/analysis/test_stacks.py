@@ -13,7 +13,7 @@ import image_models
 import pytest
 import torch
 from attributing import WORDS
-from decoders import IDS, OWN, attentions, given_to, through
+from decoders import IDS, OWN, attentions, given_to, save_t5, through
 from helpers import as_loaded, prompt_of, single_model
 from torch import Tensor, nn
 from transformers import (
@@ -23,7 +23,6 @@ from transformers import (
     SpeechT5Config,
     SpeechT5ForTextToSpeech,
     T5Config,
-    T5ForConditionalGeneration,
     T5ForSequenceClassification,
 )
 
@@ -219,15 +218,7 @@ def test_a_head_that_reads_the_encoders_tokens_as_well(tmp_path: Path, capsys: p
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("t5")
-    torch.manual_seed(3)
-    config = T5Config(
-        vocab_size=264, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_decoder_layers=3, num_heads=4,
-        decoder_start_token_id=259, pad_token_id=259, eos_token_id=257,
-    )  # fmt: skip
-    T5ForConditionalGeneration(config).save_pretrained(folder)
-    bad_checkpoints.tokenizer(folder)
-    return folder
+    return save_t5(tmp_path_factory.mktemp("t5"))
 
 
 def answered(words: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:

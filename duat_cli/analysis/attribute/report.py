@@ -49,9 +49,9 @@ def attributions(
     if found.parts.tokens.shape[1] != len(texts):  # the blocks read other vectors than the prompt's tokens
         texts = [f"vector {place}" for place in range(found.parts.tokens.shape[1])]
         named = [(None, text) for text in texts]
-    read = prompt.source
-    told = read is not None and read.prepared is None
-    sources = [(k, words.text(k)) for k in read.input_ids[0].tolist()] if read is not None and told else None
+    sources: list[_Named] | None = None
+    if (source := prompt.source) is not None and source.prepared is None:
+        sources = [(token, words.text(token)) for token in source.input_ids[0].tolist()]
     total, direct = found.parts.residuals()
     if not bool(torch.isfinite(torch.cat([total, direct, found.parts.output])).all()):
         raise UnsupportedModelError(

@@ -19,6 +19,7 @@ from duat_cli.analysis.lora.applied import adapted
 from duat_cli.analysis.opening import Found
 from duat_cli.analysis.prune.terms.damage import hidden_states
 from duat_cli.analysis.session import Session
+from duat_cli.analysis.stacks import given_logits
 from duat_cli.checks.answers import Answers, every
 from duat_cli.checks.sketch import Sketch
 from duat_cli.errors import UnsupportedModelError
@@ -28,8 +29,6 @@ from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.discovery.causality import (
     HeadTest,
-    class_logits,
-    decoder_logits,
     head_logits,
     head_of,
     why_no_classes,
@@ -238,14 +237,10 @@ class Asking:
 
 
 def _given_logits(loaded: LoadedModel, prompt: Prompt, output: Any) -> Tensor | None:
-    """Logits of a model that reads more than token ids: (N, V) for a decoder, by the head of the model it belongs to,
-    or (1 or N, classes) for a classifier; None where neither is predicted."""
+    """`given_logits` of a prompt; None for a text."""
     if prompt.prepared is None:
         return None
-    given = placed_tensors(prompt.prepared, loaded.device, loaded.model.dtype)
-    if loaded.pair is not None:
-        return decoder_logits(loaded.pair, loaded.model, output, given)
-    return class_logits(loaded.model, stack_of(loaded.model), output, given)
+    return given_logits(loaded, output, placed_tensors(prompt.prepared, loaded.device, loaded.model.dtype))
 
 
 def _kind_given(loaded: LoadedModel, prompt: Prompt, logits: Tensor | None) -> Predicts:

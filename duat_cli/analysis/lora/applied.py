@@ -11,14 +11,13 @@ from typing import Any, NoReturn
 from torch import Tensor
 
 from duat_cli.analysis.lora.weights.change import Change, Opened, Read, change_of, opened
-from duat_cli.analysis.stacks import chosen_stack
+from duat_cli.analysis.stacks import chosen_stack, of_decoder
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.loading.adapter.base_weights import BaseWeights
 from duat_cli.loading.adapter.folder import AdapterFiles
 from duat_cli.loading.adapter.parameter import ParameterPlan
 from duat_cli.loading.checkpoint.source import Source
 from duat_cli.loading.model.load import LoadedModel, load_files
-from duat_cli.models.discovery.modality import decoder_of
 from duat_cli.models.edits.tuned import TunedPages, tuned_copy
 
 
@@ -77,7 +76,7 @@ def tuned_model(loaded: LoadedModel, one: Opened, base: BaseWeights, changed: It
 def _with_model(loaded: LoadedModel, model: Any) -> LoadedModel:
     """`loaded` with `model` in place of its model; where it holds a part of a model, with the same part of `model`."""
     if loaded.pair is not None:
-        return replace(loaded, model=decoder_of(model), pair=model)
+        return of_decoder(loaded, model)
     if loaded.whole is None:
         return replace(loaded, model=model)
     return replace(loaded, model=chosen_stack(model, loaded.stack), whole=model)

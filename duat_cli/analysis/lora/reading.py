@@ -11,15 +11,15 @@ from torch import Tensor
 from duat_cli.analysis.opening import PromptRequest, noted
 from duat_cli.analysis.prepared import expected_positions
 from duat_cli.analysis.session import Session
-from duat_cli.analysis.stacks import chosen_stack
+from duat_cli.analysis.stacks import chosen_stack, given_logits
 from duat_cli.errors import InputError, needed
 from duat_cli.loading.checkpoint.preflight import CheckpointFiles
 from duat_cli.loading.declared.fields import processor
 from duat_cli.loading.inputs.request import StackName
 from duat_cli.loading.model.load import LoadedModel, skeleton
 from duat_cli.loading.prompts import Prompt
-from duat_cli.models.discovery.causality import class_logits, decoder_logits, head_logits
-from duat_cli.models.discovery.modality import for_decoder, placed
+from duat_cli.models.discovery.causality import head_logits
+from duat_cli.models.discovery.modality import placed
 from duat_cli.text import clean, some
 
 SHOWN = 4  # most settings of a processor that a note lists
@@ -52,15 +52,13 @@ def require_alike(
 
 
 def logits_of(session: Session, output: Any, prompt: Prompt) -> Tensor:
-    """Logits of one prompt, (N, vocabulary), or over classes as `class_logits` or `head_logits` returns them. output:
+    """Logits of one prompt, (N, vocabulary), or over classes as `given_logits` or `head_logits` returns them. output:
     the stack's return value for it."""
-    loaded, stack = session.loaded, session.structure.stack
+    loaded = session.loaded
     given = placed(prompt.given, loaded.device, loaded.model.dtype)
-    if for_decoder(given):
-        return needed(decoder_logits(loaded.pair, loaded.model, output, given))  # the model's `HeadTest` has passed
-    if not isinstance(given, Tensor) and "input_ids" not in given:
-        return needed(class_logits(loaded.model, stack, output, given))
-    return torch.cat([logits for _, logits in head_logits(loaded.model, stack, output, given)])
+    if not isinstance(given, Tensor) and (loaded.pair is not None or "input_ids" not in given):
+        return needed(given_logits(loaded, output, given))  # the model's `HeadTest` has passed
+    return torch.cat([logits for _, logits in head_logits(loaded.model, session.structure.stack, output, given)])
 
 
 def _shapes(prompt: Prompt) -> tuple[tuple[int, ...], ...]:

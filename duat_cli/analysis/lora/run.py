@@ -183,16 +183,14 @@ def _checkpoint(
     other = load_files(tuned.place, tuned.files, dtype=request.base.dtype, device=request.base.device, paged=paged)
     if request.texts is not None and (files := request.texts.files) is not None:
         from duat_cli.analysis.lora.reading import require_alike
-        from duat_cli.analysis.stacks import part_of
+        from duat_cli.analysis.stacks import of_decoder, part_of
 
         if asked.loaded.like is not None:
             assert isinstance(asked.prompts, Sequence)
             require_alike(found.files, tuned.files, files.without_blocks.part, asked.prompts)
         other = replace(part_of(other, files.without_blocks.part), like=asked.loaded.like, stack=asked.loaded.stack)
         if asked.loaded.pair is not None:
-            from duat_cli.models.discovery.modality import decoder_of
-
-            other = replace(other, model=decoder_of(other.model), pair=other.model)
+            other = of_decoder(other, other.model)
     return _on_prompts(request, checkpoint_pair(report, asked.loaded, other, progress), asked)
 
 

@@ -9,6 +9,7 @@ import bad_checkpoints
 import image_models
 import pytest
 import torch
+from decoders import T5
 from paging import streaming
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import save_file
@@ -20,7 +21,6 @@ from transformers import (
     AutoTokenizer,
     BartConfig,
     BartForConditionalGeneration,
-    T5Config,
     T5ForConditionalGeneration,
 )
 
@@ -29,10 +29,6 @@ from duat_cli.errors import InputError
 from duat_cli.results.lora import LoraReport, PromptChange
 
 TEXTS, OWN = ["abcdef", "hello"], "world wide"
-T5 = T5Config(
-    vocab_size=264, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_decoder_layers=3, num_heads=4,
-    decoder_start_token_id=259, pad_token_id=259, eos_token_id=257,
-)  # fmt: skip
 BART = BartConfig(
     vocab_size=264, d_model=32, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4,
     decoder_attention_heads=4, encoder_ffn_dim=48, decoder_ffn_dim=48, max_position_embeddings=64, pad_token_id=259,

@@ -9,14 +9,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import bad_checkpoints
 import image_models
 import pytest
 import torch
+from decoders import save_t5
 from paging import streaming
 from torch import Tensor, nn, no_grad
 from torch.nn.functional import cross_entropy
-from transformers import AutoModelForSeq2SeqLM, T5Config, T5ForConditionalGeneration
+from transformers import AutoModelForSeq2SeqLM
 
 from duat_cli.analysis.prune.terms.certified import ENCODER
 from duat_cli.api.models import prune_bound
@@ -207,15 +207,7 @@ def test_other_metrics_are_what_hooks_say(metric: Any) -> None:
 @pytest.fixture(scope="module")
 def t5(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two blocks in the encoder, three in the decoder."""
-    folder = tmp_path_factory.mktemp("t5")
-    torch.manual_seed(3)
-    config = T5Config(
-        vocab_size=264, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_decoder_layers=3, num_heads=4,
-        decoder_start_token_id=259, pad_token_id=259, eos_token_id=257,
-    )  # fmt: skip
-    T5ForConditionalGeneration(config).save_pretrained(folder)
-    bad_checkpoints.tokenizer(folder)
-    return folder
+    return save_t5(tmp_path_factory.mktemp("t5"))
 
 
 @pytest.mark.parametrize("kind", ["block", "neuron", "head", "attention"])
