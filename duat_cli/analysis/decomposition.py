@@ -17,6 +17,7 @@ stack that runs among others, the sum begins again wherever these change the str
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass, field, replace
 
@@ -24,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from duat_cli.errors import UnsupportedModelError
-from duat_cli.models.arrays import reached, relative_errors, wide
+from duat_cli.models.arrays import reached, token_errors, wide
 from duat_cli.models.discovery.proof import ProvedBlock
 from duat_cli.models.instrument.attention import AttentionCall, StoredRows
 from duat_cli.models.instrument.functions.positions import positions
@@ -61,7 +62,7 @@ class BlockTerms:
     own: PartNumbers | None  # this block's own UAT term U f in its output, if asked for
     pre_activation: ThreeParts | None
     pre_activation_reason: str | None
-    error: float  # the certificate: largest relative error of the rebuilt output and FFN input
+    error: float  # the certificate: largest relative error of the rebuilt output and FFN input, also of one token
 
 
 @dataclass
@@ -77,15 +78,18 @@ class Carried:
     uniform: Tensor | None = None  # as `sources`, with every H uniform over the tokens that its rows may see
 
     @property
+    def parts(self) -> list[Tensor]:
+        """The pieces that are not exactly zero everywhere."""
+        return [p for p in (self.linear, self.dynamic, self.encoder, self.static) if p is not None]
+
+    @property
     def bias(self) -> Tensor:
         """The static piece, written out where it is zero."""
         return torch.zeros_like(self.linear) if self.static is None else self.static
 
     @property
     def total(self) -> Tensor:
-        moving = self.linear + self.dynamic
-        moving = moving if self.encoder is None else moving + self.encoder
-        return moving if self.static is None else moving + self.static
+        return functools.reduce(torch.add, self.parts)
 
 
 @dataclass(frozen=True)
@@ -122,8 +126,7 @@ class Step(Base):
         """
         if (pieces := self.ffn_input) is None:
             return None
-        rest = pieces.dynamic if pieces.static is None else pieces.dynamic + pieces.static
-        rest = rest if pieces.encoder is None else rest + pieces.encoder
+        rest = functools.reduce(torch.add, pieces.parts[1:])
         return rest if self.first is None else self.first(rest[None])[0]
 
 
@@ -164,9 +167,9 @@ class Decomposition:
             before = replace(before, encoder=torch.zeros_like(x))
         bare = run.parts.homogeneous and before.static is None
         apart = self._own and not run.parts.arrives  # whether its own term has to be replayed
-        items, given = _items(before, bare, apart), _given(run, bare, before.encoder is not None, apart)
-        replay = run.replay(items, given)
         four = before.encoder is not None
+        items, given = _items(before, bare, apart), _given(run, bare, four, apart)
+        replay = run.replay(items, given)
         after = _pieces(replay.end, bare, four)
         if self._one_by_one:
             after.terms = _advance_terms(run, before, after.static, given)
@@ -174,8 +177,12 @@ class Decomposition:
             after.sources, after.uniform = _advance_sources(run, before.linear, before.sources, before.uniform)
         self.carried = after
         inputs = [_pieces(images, bare, four) for images in replay.unit_inputs]
-        whole = [(after, run.output), *zip(inputs, (unit.input for unit in run.units), strict=True)]
-        missed = [_missed(pieces, seen, run.prompts) for pieces, seen in whole]
+        whole = [(after, run.output, [x] if x.shape == run.output[0].shape else [])]
+        whole += [(at, unit.input, []) for at, unit in zip(inputs, run.units, strict=True)]
+        missed = [
+            token_errors(at.total, seen.reshape(at.linear.shape), [*stream, *at.parts], run.prompts)
+            for at, seen, stream in whole
+        ]
         errors = [max(own) for own in zip(*missed, strict=True)]
         if not all(math.isfinite(error) for error in errors):
             dtype = str(x.dtype).removeprefix("torch.")
@@ -207,11 +214,6 @@ class Decomposition:
         return [own for [own] in shares_each([_own_term(run, images, given, bare)], run.output[0], run.prompts)]
 
 
-def _missed(pieces: Carried, whole: Tensor, prompts: int) -> list[float]:
-    """Relative error of the sum of the pieces against the whole, for each prompt."""
-    return relative_errors(pieces.total, whole.reshape(pieces.linear.shape), prompts)
-
-
 def _items(before: Carried, bare: bool, own: bool) -> Tensor:
     """The items to replay. In a network without biases so far, the shared origin is zero and is left out.
 
@@ -227,9 +229,8 @@ def _items(before: Carried, bare: bool, own: bool) -> Tensor:
 def _pieces(images: Tensor, bare: bool, four: bool) -> Carried:
     """The pieces, as differences of the images of `_items`. four: whether the encoder's piece is among them."""
     static = None if bare else images[0]
-    linear, *between, dynamic = (
-        image if static is None else image - static for image in images[not bare :][: 2 + four]
-    )
+    moved = images[not bare :][: 2 + four]
+    linear, *between, dynamic = moved if static is None else moved - static
     return Carried(linear, static, dynamic, between[0] if four else None)
 
 
@@ -295,9 +296,8 @@ def _inner(a: Tensor, b: Tensor, prompts: int) -> Tensor:
 
 def _three(parts: Carried, whole: Tensor, prompts: int) -> list[ThreeParts]:
     """Share and norm of the parts, for each prompt."""
-    named = [p for p in (parts.linear, parts.dynamic, parts.encoder, parts.static) if p is not None]
     found = []
-    for linear, dynamic, *rest in shares_each(named, whole, prompts):
+    for linear, dynamic, *rest in shares_each(parts.parts, whole, prompts):
         encoder = rest.pop(0) if parts.encoder is not None else None
         # a static part that is exactly zero has share and norm zero, unless there is nothing to share
         none = PartNumbers(None, None) if linear.share is None else PartNumbers(0.0, 0.0)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
+
+_SQUARES = 1e-15, 1e15  # norms whose squares are in the range of float32; beyond them float64 is taken
 
 
 def rounding(dtype: torch.dtype) -> float:
@@ -42,6 +44,29 @@ def relative_errors(got: Tensor, expected: Tensor, prompts: int, axis: int = 0) 
     return [_ratio(difference, size) for difference, size in zip(*by_prompt, strict=True)]
 
 
+def token_errors(got: Tensor, expected: Tensor, beside: Iterable[Tensor], prompts: int) -> list[float]:
+    """The relative error of each prompt, over all its tokens together or of its worst token, whichever is larger.
+
+    The norm over all tokens is that of the few with massive activations, where a model has them, and says little of the
+    others. got, expected: (prompts * N, width), the tokens of the prompts one after another; beside: tensors of that
+    length from which a token was computed. The error of a token is relative to the largest norm among all these, as
+    where large values cancel their rounding is left.
+    """
+    missed, whole, *others = token_norms([got - expected, expected, *beside])
+    largest = torch.stack([whole, *others]).amax(dim=0)
+    over_all = torch.stack([missed, whole]).reshape(2, prompts, -1).norm(dim=-1).T.tolist()
+    of_tokens = torch.where(missed == 0, missed, missed / largest).reshape(prompts, -1).amax(dim=-1).tolist()
+    return [max(_ratio(*both), worst) for both, worst in zip(over_all, of_tokens, strict=True)]
+
+
+def token_norms(tensors: Sequence[Tensor]) -> Tensor:
+    """Norms of the rows of each tensor, (len(tensors), rows), in float64; the widths of the rows may differ."""
+    norms = torch.stack([torch.linalg.vector_norm(wide(x.detach()), dim=-1) for x in tensors]).double()
+    if bool(((norms > _SQUARES[0]) & (norms < _SQUARES[1])).all()):
+        return norms
+    return torch.stack([torch.linalg.vector_norm(x.detach(), dim=-1, dtype=torch.float64) for x in tensors])
+
+
 def _ratio(difference: float, size: float) -> float:
     """difference / size, with the special cases of `relative_error`."""
     if size == 0.0:
@@ -54,9 +79,9 @@ def _lengths(*tensors: Tensor) -> list[float]:
     """Frobenius norms, read from the device at once; a dot product is the cheapest pass over a small tensor."""
     each = [wide(x).reshape(-1) for x in tensors]
     squares = torch.stack([torch.dot(x, x) for x in each]).tolist()
-    # Where a square is near the limits of the range, the slower norm, which scales first, is taken.
+    low, high = _SQUARES
     return [
-        square**0.5 if 1e-30 < square < 1e30 else float(torch.linalg.vector_norm(x))
+        square**0.5 if low**2 < square < high**2 else float(torch.linalg.vector_norm(x, dtype=torch.float64))
         for x, square in zip(each, squares, strict=True)
     ]
 

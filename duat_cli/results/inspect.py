@@ -9,6 +9,7 @@ from pydantic import Field
 
 from duat_cli.results.base import (
     COMMAND,
+    REBUILT,
     Certificate,
     Environment,
     Finite,
@@ -54,14 +55,6 @@ _WithHeads = Annotated[
     Meaning(needs="heads", by_name=True),
     Field(description="statistics of what each attention head of a block reads, by H alone; with --heads"),
 ]
-_ERROR = Meaning(
-    "relative",
-    "measured",
-    formula="max over prompts of |x_i - rebuilt_i| / |x_i|",
-    source=_SUM,
-    over_prompts="largest",
-    better="lower",
-)
 
 
 class Range(WithReasons):
@@ -189,8 +182,9 @@ class PromptBlock(Result):
     null: Annotated[Nulls, Meaning(by_name=True)]
     terms: Terms
     cross: _Cross = None
-    certificate_error: Annotated[Finite, replace(_ERROR, formula="|x_i - rebuilt_i| / |x_i|")] = Field(
-        description="relative error of the block's rebuilt output or FFN inputs, the larger, against the model's own"
+    certificate_error: Annotated[Finite, REBUILT] = Field(
+        description="relative error of the block's rebuilt output or FFN inputs against the model's own, of all tokens "
+        "together or of the worst token, the largest"
     )
     routing: _WithRouting = None
     heads: _WithHeads = None
@@ -210,9 +204,9 @@ class Block(Result):
     )
     terms: Annotated[Terms, Meaning(drift="group", rule="drift.terms")]
     cross: _Cross = None
-    certificate_error: Annotated[Finite, _ERROR] = Field(
-        description="largest relative error of the block's rebuilt output and FFN inputs against the model's own, over "
-        "the prompts"
+    certificate_error: Annotated[Finite, REBUILT] = Field(
+        description="largest relative error of the block's rebuilt output and FFN inputs against the model's own, of "
+        "all tokens together or of the worst token, over the prompts"
     )
     range: Range
     routing: _WithRouting = None
@@ -290,7 +284,7 @@ class EndToEnd(Result):
     )
     null: EndToEndNulls = Field(description="nulls of the end-to-end coupling, in which attention has learned nothing")
     certificate_error: Annotated[
-        Finite, replace(_ERROR, formula="|sum_j (T_L...T_1)(e_j (x) x_0[j]) - (T_L...T_1) x_0| / |the latter|")
+        Finite, replace(REBUILT, formula="|sum_j (T_L...T_1)(e_j (x) x_0[j]) - (T_L...T_1) x_0| / |the latter|")
     ] = Field(description="relative error of the source tokens' parts together against the output's linear part")
 
 
@@ -355,9 +349,9 @@ class BlockCertificate(Result):
 
     index: int = Field(description="number of the block, from 0")
     name: str = Field(description="the block's module name")
-    certificate_error: Annotated[Finite, _ERROR] = Field(
-        description="largest relative error of the block's rebuilt output and FFN inputs against the model's own, over "
-        "the prompts"
+    certificate_error: Annotated[Finite, REBUILT] = Field(
+        description="largest relative error of the block's rebuilt output and FFN inputs against the model's own, of "
+        "all tokens together or of the worst token, over the prompts"
     )
     operator_error: Annotated[Finite | None, PROVED] = Field(
         description="largest relative error of the factors of W' over the prompts; null where W' has none"

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from duat_cli.results.base import (
     COMMAND,
+    REBUILT,
     Certificate,
     Environment,
     Finite,
@@ -26,13 +27,6 @@ from duat_cli.results.weight_change import Comparison, KindChange, ModuleChange
 
 _PROMPTS = Meaning(needs="prompts")
 _TOLERANCE = Meaning("relative", "given")
-_CERTIFICATE = Meaning(
-    "relative",
-    "measured",
-    formula="max over prompts of |x_i - rebuilt_i| / |x_i|",
-    source="Eq. 11/12, 33/34",
-    over_prompts="largest",
-)
 
 
 def _of_operator(formula: str) -> Meaning:
@@ -92,10 +86,10 @@ class BlockChange(Result):
     name: str = Field(description="the block's module name")
     operator: OperatorChange
     terms: TermsChange
-    base_certificate: Annotated[Finite, _CERTIFICATE] = Field(
+    base_certificate: Annotated[Finite, REBUILT] = Field(
         description="relative error of a block's rebuilt output against the base's own, largest over the prompts"
     )
-    tuned_certificate: Annotated[Finite, _CERTIFICATE] = Field(
+    tuned_certificate: Annotated[Finite, REBUILT] = Field(
         description="relative error of a block's rebuilt output against the tuned model's own, largest over prompts"
     )
 

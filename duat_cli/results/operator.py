@@ -286,7 +286,8 @@ class HeadRouting(WithReasons):
         description="leading eight singular values of a head's W_QK at distance 0, from its thin factors, in float64"
     )
     frobenius_norm: Annotated[Finite, Meaning("norm of W_QK", "exact", formula="|W_QK|_F", source=_FORM)] = Field(
-        description="Frobenius norm of a head's W_QK at distance 0, without the scaling factor of the scores"
+        description="Frobenius norm of a head's W_QK at distance 0, without the factor by which attention scales the "
+        "scores; where the model's code scales the queries instead, as that of OPT, with it"
     )
     spectral_norm: Annotated[Finite, Meaning("norm of W_QK", "exact", formula="sigma_1(W_QK)", source=_FORM)] = Field(
         description="largest singular value of a head's W_QK at distance 0"

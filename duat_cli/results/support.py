@@ -6,8 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from duat_cli.results.base import COMMAND, Finite, Report, Result, Run
-from duat_cli.results.meaning import Meaning
+from duat_cli.results.base import COMMAND, REBUILT, Finite, Report, Result, Run
 
 Status = Annotated[
     Literal["exact", "partly", "refused"],
@@ -47,17 +46,9 @@ class SupportEntry(Result):
     )
     parts: list[str] = Field(description="what of the model is not covered, where `status` is 'partly'; else empty")
     reason: str | None = Field(description="why the model was refused; null where it was not")
-    relative_error: Annotated[
-        Finite | None,
-        Meaning(
-            "relative",
-            "measured",
-            formula="max over blocks of |x_i - rebuilt_i| / |x_i| on one random input",
-            source="Eq. 11/12, 33/34",
-        ),
-    ] = Field(
-        description="relative error of the rebuilt outputs of blocks against the model's own, largest over blocks; "
-        "null where the model as a whole was refused"
+    relative_error: Annotated[Finite | None, REBUILT] = Field(
+        description="relative error of the rebuilt outputs of blocks against the model's own, largest over blocks, on "
+        "one random input; null where the model as a whole was refused"
     )
 
 

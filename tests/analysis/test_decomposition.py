@@ -21,7 +21,7 @@ from duat_cli.analysis.decomposition import (
     shares,
     shares_each,
 )
-from duat_cli.models.arrays import relative_error, relative_errors
+from duat_cli.models.arrays import relative_error, relative_errors, token_errors
 from duat_cli.models.discovery import proof
 from duat_cli.models.discovery.structure import ModelStructure, discover, run_stack
 from duat_cli.models.instrument.attention import StoredRows
@@ -429,6 +429,50 @@ def test_a_corrupted_recording_misses_the_models_output(model_type: str, corrupt
     errors = [b.error for b in carried(model, ids, before=second, structure=structure).blocks]
     assert errors[0] <= 1e-5
     assert min(errors[1:]) > 1e-4
+
+
+def _what_the_last_ffn_gives_another_token(run: Any) -> None:
+    if run.index == 2:
+        more = torch.ones_like(run.output[0])
+        more[1] = 1.01
+        run.recording.units[:] = [replace(unit, output=unit.output * more) for unit in run.recording.units]
+
+
+def test_a_massive_activation_does_not_hide_what_is_wrong_of_other_tokens() -> None:
+    """The norm over all tokens is that of the first: what the second misses is nothing beside it."""
+    model = single_model("llama")
+    ids = token_ids(model)
+    ids[0, 0] = 0
+    assert not bool((ids[0, 1:] == 0).any())
+    with torch.no_grad():
+        model.model.embed_tokens.weight[0, 3] = 1e4
+    sound = carried(model, ids)
+    assert max(b.error for b in sound.blocks) <= 1e-5
+    wrong = carried(model, ids, before=_what_the_last_ffn_gives_another_token)
+    assert relative_error(wrong.last.total, wrong.output) < 1e-5
+    assert wrong.blocks[-1].error > 1e-4
+
+
+def test_the_error_of_a_token_is_relative_to_what_it_was_computed_from() -> None:
+    whole = torch.tensor([[3.0, 4.0], [0.0, 2.0], [0.0, 0.0], [1.0, 0.0]])
+    got = whole + torch.tensor([[0.0, 0.5], [0.2, 0.0], [0.0, 0.0], [0.0, 0.0]])
+    assert token_errors(got, whole, [], 2) == pytest.approx([0.1, 0.0])
+    assert token_errors(got, whole, [], 1) == pytest.approx([0.1])
+    before = torch.tensor([[0.0, 0.0], [20.0, 0.0], [0.0, 0.0], [0.0, 0.0]])
+    assert token_errors(got, whole, [before], 1) == pytest.approx([0.1])  # of the first token
+    assert token_errors(got[1:], whole[1:], [before[1:]], 1) == pytest.approx([0.2 / 5**0.5])  # over all tokens
+    assert token_errors(torch.full((1, 2), 0.1), torch.zeros(1, 2), [], 1) == [float("inf")]
+    assert token_errors(got * float("nan"), whole, [], 2) == [float("inf")] * 2
+
+
+@pytest.mark.parametrize("size", [1e-25, 1.0, 1e25])
+def test_errors_of_tiny_and_of_huge_numbers_are_those_of_others(size: float) -> None:
+    """Their squares leave the range of float32."""
+    whole = torch.full((3, 4), size)
+    got = whole * torch.tensor([1.0, 1.25, 1.0])[:, None]
+    assert relative_error(got, whole) == pytest.approx(0.25 / 3**0.5, rel=1e-6)
+    assert token_errors(got, whole, [], 3) == pytest.approx([0.0, 0.25, 0.0], rel=1e-6)
+    assert token_errors(got, whole, [], 1) == pytest.approx([0.25], rel=1e-6)
 
 
 def test_numbers_of_several_prompts_are_those_of_each() -> None:

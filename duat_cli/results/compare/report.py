@@ -8,6 +8,7 @@ from pydantic import Field
 
 from duat_cli.results.base import (
     COMMAND,
+    REBUILT,
     Certificate,
     Finite,
     ModelReport,
@@ -152,16 +153,7 @@ class BlockComparison(WithReasons):
         description="relative change of the block's output over that of its input: above 1 the block drives the two "
         "prompts apart; null where the input changes by no more than rounding"
     )
-    certificate_error: Annotated[
-        Finite,
-        Meaning(
-            "relative",
-            "measured",
-            formula="max over prompts of |x_j - rebuilt_j| / |x_j|",
-            source="Eq. 11/12, 33/34",
-            over_prompts="largest",
-        ),
-    ] = Field(
+    certificate_error: Annotated[Finite, REBUILT] = Field(
         description="relative error of the block's rebuilt output against the model's own, largest over the compared "
         "prompts"
     )
