@@ -263,8 +263,8 @@ def test_what_is_not_finite_is_no_error_of_zero(monkeypatch: pytest.MonkeyPatch)
         with pytest.raises(UnsupportedModelError, match="not finite"):
             deviation(seen, plain)
     calls = iter(range(100))
-    missed = decomposition._missed
-    monkeypatch.setattr(decomposition, "_missed", lambda *a: [float("inf")] if next(calls) == 3 else missed(*a))
+    errors = decomposition.token_errors
+    monkeypatch.setattr(decomposition, "token_errors", lambda *a: [float("inf")] if next(calls) == 3 else errors(*a))
     assert verdict(single_model("llama")) == "refused"
 
 

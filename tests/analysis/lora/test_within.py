@@ -72,7 +72,8 @@ def test_every_number_is_what_plain_passes_say(name: str, mark: int, tmp_path: P
     report = lora_diff(base, adapter, inputs=[str(file)], dtype="float64")
     assert report.certificate.exact
     assert report.tuned_certificate.exact
-    rough = 1e-6 if name in ("gemma3", "paligemma") else 1e-9  # their norms compute in float32
+    # norms that compute in float32 round otherwise on another processor, and a KL is a difference of near logits
+    rough = 1e-5 if name in ("gemma3", "paligemma") else 1e-9
     (before, p), (after, q) = (passed(model, own) for model in models_of(base, adapter))
     assert len(report.blocks) == len(before) == 3
     for block, old, new in zip(report.blocks, before, after, strict=True):
