@@ -11,7 +11,7 @@ from duat_cli.analysis.progress import Progress
 from duat_cli.api.asking import Asked, File, Loading, Model, Pictures, Tensors, Texts, computing, input_files
 from duat_cli.api.ground import heard
 from duat_cli.api.results import CompareResult
-from duat_cli.api.settings import beside_shared, blocks_of, no_decoder, texts_only
+from duat_cli.api.settings import beside_shared, blocks_of, texts_only
 from duat_cli.kinds import Patched
 from duat_cli.loading.inputs.request import StackName
 
@@ -32,6 +32,7 @@ def compare(
     audio: File | Sequence[File] | None = None,
     inputs: Tensors | None = None,
     stack: StackName | None = None,
+    decoder_prompt: str | None = None,
     layers: int | str | Iterable[int] | None = None,
     align: Literal["text", "position"] = "text",
     patch: Patched | None = None,
@@ -47,7 +48,7 @@ def compare(
     """`duat compare`: which parameters follow the input. Also for a model in memory.
 
     prompts: two or more, the first compared with each of the others; or a `shared` text behind each of `prefixes`, and
-    an `answer` to it. image, audio, inputs, stack: as in `inspect`, without a decoder; two or more pictures or sounds
+    an `answer` to it. image, audio, inputs, stack: as in `inspect`; two or more pictures or sounds
     in place of prompts. align: 'text' compares tokens that both prompts have, 'position' those at the same place.
     patch: what of the second prompt is put into the pass of the first, one part at a time. target, against: the tokens
     or classes whose logits it follows; target_field, against_field: fields of `prompts_file` in which every pair has
@@ -59,9 +60,9 @@ def compare(
     from duat_cli.analysis.compare.run import compare as compute
     from duat_cli.loading.words import Words
 
-    files = replace(input_files(image, audio, inputs, no_decoder(stack, "compare reads")), pair=True)
+    files = replace(input_files(image, audio, inputs, stack, decoder_prompt), pair=True)
     given = Asked(model, tokenizer, prompts, prompts_file, max_tokens, loading, files, chat=chat)
-    beside_shared(max_tokens, align, shared, patch)
+    beside_shared(max_tokens, align, shared, patch, stack)
     texts_only(shared=shared, answer=answer, target=target, against=against)
     texts_only(target_field=target_field, against_field=against_field)
     blocks, own = blocks_of(layers), given.texts

@@ -28,7 +28,6 @@ from duat_cli.api.results import AttributeResult, InspectResult, MatrixResult, P
 from duat_cli.api.settings import (
     blocks_of,
     kinds_of,
-    no_decoder,
     not_negative,
     numbers,
     one_input,
@@ -161,6 +160,7 @@ def matrix(
     audio: File | Sequence[File] | None = None,
     inputs: Tensors | None = None,
     stack: StackName | None = None,
+    decoder_prompt: str | None = None,
     output: File | None = None,
     dense: bool = False,
     progress: Progress | None = None,
@@ -168,7 +168,7 @@ def matrix(
 ) -> MatrixResult:
     """`duat matrix`: the paper's explicit matrices of one block and one prompt. Also for a model in memory.
 
-    prompt: one prompt as in `inspect`; by default the paper's, where text is read; image, audio, inputs, stack: as in
+    prompt: one prompt as in `inspect`; by default the paper's, where text is read; image to decoder_prompt: as in
     `inspect`, for one input; output: a .safetensors file for the block's W', by its factors; dense: whether W' itself
     is written too.
     """
@@ -178,7 +178,7 @@ def matrix(
     refuse_overwriting([("output", output)], [("model", model), *(("inputs", one) for one in several(inputs))])
     if dense and target is None:
         raise InputError("dense: writes W' to a file; give output as well")
-    files = input_files(image, audio, inputs, no_decoder(stack, "the explicit matrices are of"))
+    files = input_files(image, audio, inputs, stack, decoder_prompt)
     whole_numbers(layer=layer)
     text = PAPER_PROMPT if prompt is None else prompt
     asked = Asked(model, tokenizer, [text], None, max_tokens, loading, files, prompt is None, chat=chat)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, SupportsFloat, SupportsIndex, cast, get_args
 
 from duat_cli.errors import InputError
 from duat_cli.kinds import KINDS, Kind, Patched
-from duat_cli.loading.inputs.request import READS, InputFiles
+from duat_cli.loading.inputs.request import InputFiles
 from duat_cli.text import PAPER_PROMPT, clean, one_line
 
 if TYPE_CHECKING:
@@ -119,14 +119,6 @@ def texts_only(**given: object) -> None:
             raise InputError(f"{name}: expected a text, got {type(value).__name__}")
 
 
-def no_decoder(stack: str | None, what: str) -> str | None:
-    """The stack, if it is no decoder; else raises InputError. what: what the command does with stacks, in words."""
-    if stack is not None and stack not in READS and stack != "encoder":
-        alone = "stacks without cross-attention that run alone; duat inspect and verify read it"
-        raise InputError(f"--stack {clean(stack)}: {what} {alone}")
-    return stack
-
-
 def one_input(files: InputFiles | None, count: int) -> None:
     """Raises InputError for several input files of `matrix`."""
     if files is not None and files.option is not None and count > 1:
@@ -145,12 +137,16 @@ def one_prompt(read: list[PromptText]) -> list[PromptText]:
     return read
 
 
-def beside_shared(max_tokens: int | None, align: str, shared: str | None, patch: str | None) -> None:
+def beside_shared(
+    max_tokens: int | None, align: str, shared: str | None, patch: str | None, stack: str | None = None
+) -> None:
     """Raises InputError for options of `compare` that cannot stand beside --shared."""
     one_of("--align", align, ("text", "position"))
     one_of("--patch", patch, (None, *get_args(Patched)))
     if patch is not None and shared is not None:
         raise InputError("--patch: what is b's stands in its place in a; give both texts whole, with --prompt")
+    if stack == "decoder" and shared is not None:
+        raise InputError("--shared: the encoder reads it, and what is compared is the decoder; give --prompt, twice")
     if max_tokens is not None and shared is not None:
         raise InputError("--max-tokens: would cut the --shared text, which stands last; shorten the texts themselves")
     if align != "text" and shared is not None:

@@ -74,6 +74,11 @@ class Prompt:
     """Positions of the tokens of the model's own messages in a conversation; None where they are unknown."""
 
     @property
+    def of_tokens(self) -> bool:
+        """Whether its positions are those of tokens, of a text or of what a decoder reads, and `input_ids` has them."""
+        return self.prepared is None or self.source is not None
+
+    @property
     def given(self) -> Tensor | Mapping[str, Tensor]:
         """The input that the model is run on."""
         return self.input_ids if self.prepared is None else self.prepared

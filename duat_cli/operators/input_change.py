@@ -27,18 +27,23 @@ PARTS = ("relative", "routing", "scale", "interaction")
 class Routed:
     """Ĥ of one block on one input, by its factors: Ĥ_h[i, j] = t_i H_h[i, j] s_h[j]."""
 
-    attention: Tensor  # H, (heads, N, N)
-    source: Tensor  # s, (heads, N)
+    attention: Tensor  # H, (heads, N, N); of cross-attention (heads, N, K), N tokens reading K of the encoder
+    source: Tensor  # s, (heads, N) or (heads, K)
     token: Tensor  # t, (N,) or (1,); with a gate, which is a factor of it, (heads, N)
     offsets: tuple[int, ...] = (0,)  # of values made of several tokens: `attention` holds H S_k of all heads per offset
     channels: bool = False  # whether every head here is one channel of a head, with its own gate
 
     @property
     def tokens(self) -> int:
+        return self.attention.shape[-2]
+
+    @property
+    def sources(self) -> int:
+        """How many tokens are read."""
         return self.attention.shape[-1]
 
     def uniform(self, seen: Tensor) -> Routed:
-        """These scales and gates with H uniform over the positions that a row sees. seen: (N, N) bool."""
+        """These scales and gates with H uniform over the positions that a row sees. seen: (N, N) or (N, K), bool."""
         level = uniform_rows(seen, len(self.attention), self.attention.dtype, self.offsets)
         return replace(self, attention=level)
 
@@ -57,13 +62,21 @@ class Change:
     heads: list[dict[str, float] | None]  # for Ĥ_h ⊗ A_hᵀ of each head
 
 
-def change(before: Routed, after: Routed, aligned: tuple[Tensor, Tensor], G: Tensor) -> Change:
-    """The change from input a to input b on aligned tokens. aligned: their places in a and in b, (n,) each."""
+def change(
+    before: Routed,
+    after: Routed,
+    aligned: tuple[Tensor, Tensor],
+    G: Tensor,
+    sources: tuple[Tensor, Tensor] | None = None,
+) -> Change:
+    """The change from input a to input b on aligned tokens. aligned: their places in a and in b, (n,) each; sources:
+    those of the tokens that they read, (m,) each, where these are others."""
     a, b = (places.to(G.device) for places in aligned)
+    read_a, read_b = (a, b) if sources is None else (places.to(G.device) for places in sources)
     rows = {name: torch.zeros_like(G) for name in ("base", *PARTS)}
-    for some in _chunks(len(a), len(G)):
-        H_a, S_a = before.piece(a[some], a)
-        H_b, S_b = after.piece(b[some], b)
+    for some in _chunks(len(a), len(G), len(read_a)):
+        H_a, S_a = before.piece(a[some], read_a)
+        H_b, S_b = after.piece(b[some], read_b)
         moved, scaled = H_b - H_a, S_b - S_a
         lefts = {"base": H_a * S_a, "routing": moved * S_a, "scale": H_a * scaled, "interaction": moved * scaled}
         lefts["relative"] = lefts["routing"] + lefts["scale"] + lefts["interaction"]
@@ -80,9 +93,9 @@ def share_from(one: Routed, rows: Tensor, columns: Tensor, G: Tensor) -> tuple[f
 
     rows, columns: places of tokens, (n,) and (m,). None where these rows of W' are zero.
     """
-    every = torch.arange(one.tokens, device=G.device)
+    every = torch.arange(one.sources, device=G.device)
     inside, total = torch.zeros_like(G), torch.zeros_like(G)
-    for some in _chunks(len(rows), len(G), one.tokens):
+    for some in _chunks(len(rows), len(G), one.sources):
         here = rows.to(G.device)[some]
         H, S = one.piece(here, every)
         left = H * S
@@ -97,8 +110,8 @@ def _share(part: float, whole: float) -> float | None:
     return min(max(part / whole, 0.0), 1.0) if whole > 0 else None
 
 
-def _chunks(rows: int, heads: int, columns: int | None = None) -> list[slice]:
-    step = max(1, ELEMENTS // max(1, heads * (columns or rows)))
+def _chunks(rows: int, heads: int, columns: int) -> list[slice]:
+    step = max(1, ELEMENTS // max(1, heads * columns))
     return [slice(first, first + step) for first in range(0, rows, step)]
 
 

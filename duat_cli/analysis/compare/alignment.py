@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from duat_cli.errors import InputError
+from duat_cli.errors import InputError, needed
 from duat_cli.loading.prompts import Prompt
+from duat_cli.models.discovery.modality import STATES
 
 ONE_SIZE = (
     "so that one place in both is another part of them; compared is place by place: give pictures of one size, sounds "
@@ -109,6 +110,23 @@ def align_inputs(a: Prompt, b: Prompt) -> Aligned:
     for name, mask in (a.prepared or {}).items():  # such as the mask of patches that only fill up a picture (SigLIP 2)
         kept &= mask[0] != 0 if name.endswith("attention_mask") and mask.shape == a.input_ids.shape else True
     return every_place(counts[0], kept.nonzero()[:, 0].tolist())
+
+
+def sources_of(a: Prompt, b: Prompt, names: tuple[str, str], special: Collection[int], by_place: bool) -> Aligned | str:
+    """Pairs the encoder's states that two decoder's prompts read: those of the same tokens of texts, or of one place;
+    or why it cannot. by_place: whether tokens of texts are paired by their places, where they are as many."""
+    first, second = needed(a.source), needed(b.source)
+    counts = [needed(prompt.prepared)[STATES].shape[1] for prompt in (a, b)]
+    texts = first.of_tokens and second.of_tokens
+    if counts[0] == counts[1] and (by_place or not texts):
+        return every_place(counts[0])
+    if not texts:
+        return f"the encoder gives {counts[0]} vectors of {names[0]} and {counts[1]} of {names[1]}, {ONE_SIZE}"
+    ids = first.input_ids[0].tolist(), second.input_ids[0].tolist()
+    try:
+        return align(*ids, (f"the encoder's tokens of {names[0]}", names[1]), special)
+    except InputError as fault:
+        return str(fault)
 
 
 def every_place(count: int, some: Sequence[int] | None = None) -> Aligned:

@@ -12,7 +12,14 @@ from duat_cli.analysis.compare.alignment import Aligned, every_place
 from duat_cli.analysis.compare.states import BlockState, OperatorState
 from duat_cli.models.arrays import wide
 from duat_cli.operators.input_change import PARTS, Routed, change, share_from
-from duat_cli.results.compare.report import BlockComparison, FfnChange, HeadChange, InputChange, NullChange
+from duat_cli.results.compare.report import (
+    BlockComparison,
+    CrossChange,
+    FfnChange,
+    HeadChange,
+    InputChange,
+    NullChange,
+)
 
 ZERO = "it is zero under the first prompt"
 STILL = "the block's input does not change"
@@ -33,10 +40,16 @@ def relative_change(before: Tensor, after: Tensor, aligned: Aligned) -> float | 
 
 
 def compare_block(
-    name: str, before: BlockState, after: BlockState, aligned: Aligned, rounding: float
+    name: str,
+    before: BlockState,
+    after: BlockState,
+    aligned: Aligned,
+    rounding: float,
+    sources: Aligned | str | None = None,
 ) -> BlockComparison:
-    """Compares one block under one pair of prompts. rounding: largest relative change that counts as no move."""
-    operator, heads = _operator(before, after, aligned)
+    """Compares one block under one pair of prompts. rounding: largest relative change that counts as no move; sources:
+    of a decoder, the encoder's tokens that are laid beside each other, or why there are none."""
+    operator, heads = _operator(before.operator, after.operator, aligned, aligned)
     into, out = (relative_change(getattr(before, k), getattr(after, k), aligned) for k in ("input", "output"))
     values: dict[str, float | None] = dict.fromkeys(("bias", "ffn", "amplification"))
     values |= {"input": into, "output": out}
@@ -62,6 +75,7 @@ def compare_block(
         name=name,
         operator=operator,
         heads=heads,
+        cross=None if sources is None else _cross(before.cross, after.cross, aligned, sources),
         ffns=ffns if len(ffns) > 1 else [],
         certificate_error=max(before.error, after.error),
         reasons=reasons,
@@ -79,6 +93,7 @@ def mean_of(rows: Sequence[BlockComparison]) -> BlockComparison:
         row.model_copy(
             update={
                 "heads": [],
+                "cross": None,
                 "ffns": [],
                 "reasons": reasons,
                 "operator": row.operator.model_copy(update={"reasons": moved}),
@@ -89,7 +104,18 @@ def mean_of(rows: Sequence[BlockComparison]) -> BlockComparison:
     mean = mean_over(named)
     heads = [mean_over(one) for one in zip(*(row.heads for row in rows), strict=False)]
     ffns = [mean_over(one) for one in zip(*(row.ffns for row in rows), strict=False)]
-    return mean.model_copy(update={"heads": heads, "ffns": ffns})
+    return mean.model_copy(update={"heads": heads, "ffns": ffns, "cross": _mean_cross([row.cross for row in rows])})
+
+
+def _mean_cross(rows: Sequence[CrossChange | None]) -> CrossChange | None:
+    known = [row for row in rows if row is not None]
+    if not known:
+        return None
+    reasons = _named([row.reasons for row in known])
+    pairs = zip(known, reasons, strict=True)
+    mean = mean_over([row.model_copy(update={"heads": [], "reasons": why}) for row, why in pairs])
+    heads = zip(*(row.heads for row in known), strict=False)
+    return mean.model_copy(update={"heads": [mean_over(one) for one in heads]})
 
 
 def _named(every: Sequence[dict[str, str]]) -> list[dict[str, str]]:
@@ -101,17 +127,33 @@ def _named(every: Sequence[dict[str, str]]) -> list[dict[str, str]]:
     ]
 
 
-def _operator(before: BlockState, after: BlockState, aligned: Aligned) -> tuple[InputChange, list[HeadChange]]:
-    a, b = before.operator, after.operator
+def _cross(
+    before: OperatorState | str | None, after: OperatorState | str | None, aligned: Aligned, sources: Aligned | str
+) -> CrossChange | None:
+    """The change of W'_c; None where the block has no cross-attention."""
+    if before is None or after is None:
+        return None
+    sides = next((one for one in (before, after, sources) if isinstance(one, str)), sources)
+    if isinstance(sides, str) or isinstance(before, str) or isinstance(after, str):
+        found, heads = _no_operator(str(sides)), list[HeadChange]()
+    else:
+        found, heads = _operator(before, after, aligned, sides)
+    return CrossChange(**dict(found), heads=heads)
+
+
+def _operator(
+    a: OperatorState | str, b: OperatorState | str, rows: Aligned, columns: Aligned
+) -> tuple[InputChange, list[HeadChange]]:
+    """The change of W', and of its heads. rows, columns: the tokens that read, and those that are read."""
     if isinstance(a, str) or isinstance(b, str):
         return _no_operator(next(one for one in (a, b) if isinstance(one, str))), []
-    moved = change(a.routed, b.routed, (aligned.a, aligned.b), a.gram)
+    moved = change(a.routed, b.routed, (rows.a, rows.b), a.gram, (columns.a, columns.b))
     if moved.whole is None:
         return _no_operator(NO_ROWS), []
-    shares = _shares_left_out([a.routed, b.routed], aligned, a.gram)
+    shares = _shares_left_out([a.routed, b.routed], rows, columns, a.gram)
     whole = {"unaligned_a": shares[0][0], "unaligned_b": shares[1][0]}
     mean = _mean([share[0] for share in shares])
-    null = _null(a, b, aligned)
+    null = _null(a, b, rows, columns)
     operator = InputChange.explained(NO_ROWS, **moved.whole, **whole, unaligned=mean, null=null)
     if a.routed.channels:  # there are too many channels to list
         return operator, []
@@ -125,21 +167,21 @@ def _head(number: int, moved: dict[str, float] | None, unaligned: float | None) 
     return HeadChange.explained("its part of W' is zero", head=number, **parts, unaligned=unaligned)
 
 
-def _null(before: OperatorState, after: OperatorState, aligned: Aligned) -> NullChange:
+def _null(before: OperatorState, after: OperatorState, rows: Aligned, columns: Aligned) -> NullChange:
     """Change of W' with the same scales and uniform attention."""
     even = [before.uniform, after.uniform]
-    moved = change(even[0], even[1], (aligned.a, aligned.b), before.gram).whole
-    unaligned = _mean([share for share, _ in _shares_left_out(even, aligned, before.gram)])
+    moved = change(even[0], even[1], (rows.a, rows.b), before.gram, (columns.a, columns.b)).whole
+    unaligned = _mean([share for share, _ in _shares_left_out(even, rows, columns, before.gram)])
     relative = None if moved is None else moved["relative"]
     return NullChange.explained(NO_ROWS, relative=relative, unaligned=unaligned)
 
 
 def _shares_left_out(
-    both: Sequence[Routed], aligned: Aligned, G: Tensor
+    both: Sequence[Routed], rows: Aligned, columns: Aligned, G: Tensor
 ) -> list[tuple[float | None, list[float | None]]]:
     """Share of each W', and of each of its heads, on the aligned tokens that reads tokens without a partner."""
-    lists = zip(both, (aligned.a, aligned.b), aligned.left_out(), strict=True)
-    return [share_from(one, rows, columns, G) for one, rows, columns in lists]
+    lists = zip(both, (rows.a, rows.b), columns.left_out(), strict=True)
+    return [share_from(one, reading, read, G) for one, reading, read in lists]
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

@@ -44,7 +44,7 @@ def capture(
     units: bool = False,
 ) -> list[Captured]:
     """Captures each prompt. errors: list that takes the errors of the certificate, which
-    needs replays; None: no certificate is made. units: whether to keep the outputs of FFNs."""
+    needs replays; None: no certificate is made. units: whether to keep the outputs of FFNs and of cross-attention."""
     found: list[Captured] = [{} for _ in prompts]
     tick = ticker(progress, session.depth, len(prompts))
     routers = Routers()
@@ -57,8 +57,8 @@ def capture(
             if errors is not None:
                 errors.append(decomposition.advance(run).terms.error)
             rows = [StoredRows(whole_rows(call.rows)) for call in run.attention]
-            given = ffns(run) if units else {}
-            found[number][run.index] = Held(rows, dict(run.recording.norms), routed, given)
+            given = (ffns(run), crossings(run)) if units else ({}, {})
+            found[number][run.index] = Held(rows, dict(run.recording.norms), routed, *given)
             tick(number)
 
         return listen
@@ -72,9 +72,16 @@ def ffns(run: BlockRun) -> dict[nn.Module, list[Tensor]]:
     """Outputs of each FFN of the block, without modules that mix tokens without attention weights."""
     found = defaultdict[nn.Module, list[Tensor]](list)
     for unit in run.units:
-        if unit.module in run.parts.units and unit.module not in {*run.parts.mixing, *run.parts.attention}:
+        apart = unit.module in {*run.parts.mixing, *run.parts.attention} or run.parts.is_cross(unit.module)
+        if unit.module in run.parts.units and not apart:
             found[unit.module].append(unit.output)
     return dict(found)
+
+
+def crossings(run: BlockRun) -> dict[nn.Module, list[Tensor]]:
+    """Outputs of the block's cross-attention; empty without one."""
+    outputs = [unit.output for unit in run.units if run.parts.is_cross(unit.module)]
+    return {run.parts.cross.module: outputs} if run.parts.cross is not None and outputs else {}
 
 
 def require_equal(option: str, prompts: Sequence[Prompt]) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from duat_cli.analysis.compare.alignment import Aligned
 from duat_cli.analysis.compare.blocks import relative_change
-from duat_cli.analysis.compare.states import BlockState
+from duat_cli.analysis.compare.states import BlockState, OperatorState
 from duat_cli.operators.input_change import Routed
 from duat_cli.results.compare.report import BlockComparison, ParameterChange
 
@@ -25,6 +26,10 @@ DYNAMIC = {
     "router weights": "of all experts, zero for those not chosen",
     "output gates": "what attention's output is multiplied by",
     "W'": "attention as one matrix, sum_h (H_h S) (x) A_h^T",
+    "e": "the encoder's states, which a decoder's blocks read",
+    "H_c,h": "weights of every head of cross-attention",
+    "S_c": "scales of the norms behind cross-attention",
+    "W'_c": "cross-attention as one matrix, sum_h (H_c,h S_c) (x) A_c,h^T",
     "b'_{j,2}": "what the FFN's nonlinearity reads beside the linear path from x_0",
     "f_j": "the FFN's output, without the bias of its last layer",
     "b'_{j,3}": "the constants in the block's output: all biases so far, carried by what the input sets",
@@ -33,12 +38,21 @@ DYNAMIC = {
 
 @dataclass
 class Moves:
-    """The largest relative change of every dynamic parameter so far."""
+    """The largest relative change of every dynamic parameter so far. rounding: of a scale that is fitted, the largest
+    change that counts as none."""
 
+    rounding: float = 0.0
     largest: dict[str, float] = field(default_factory=dict)
 
-    def add(self, before: BlockState, after: BlockState, aligned: Aligned, block: BlockComparison) -> None:
-        """Takes one block under one pair of prompts."""
+    def add(
+        self,
+        before: BlockState,
+        after: BlockState,
+        aligned: Aligned,
+        block: BlockComparison,
+        sources: Aligned | str | None = None,
+    ) -> None:
+        """Takes one block under one pair of prompts. sources: as in `compare_block`."""
         found = {
             "W'": block.operator.relative,
             "b'_{j,2}": block.bias,
@@ -48,10 +62,24 @@ class Moves:
             "router weights": _change(before.routers, after.routers, aligned),
             "output gates": _change(before.gates, after.gates, aligned),
         }
-        if not (isinstance(before.operator, str) or isinstance(after.operator, str)):
+        if isinstance(before.operator, OperatorState) and isinstance(after.operator, OperatorState):
             both = before.operator.routed, after.operator.routed
-            found["H_h"] = _attention(*both, aligned)
-            found["S"] = change_of_scales(*both, aligned)
+            found["H_h"] = _attention(*both, aligned, aligned)
+            found["S"] = change_of_scales(*both, aligned, aligned)
+        if (
+            isinstance(before.cross, OperatorState)
+            and isinstance(after.cross, OperatorState)
+            and isinstance(sources, Aligned)
+        ):
+            both = before.cross.routed, after.cross.routed
+            found["H_c,h"] = _attention(*both, aligned, sources)
+            scales = change_of_scales(*both, aligned, sources) or 0.0
+            found["S_c"] = scales if scales > self.rounding else 0.0
+            found["W'_c"] = None if block.cross is None else block.cross.relative
+        self.take(found)
+
+    def take(self, found: Mapping[str, float | None]) -> None:
+        """Takes changes of parameters, by name; None where a parameter is not there."""
         for name, change in found.items():
             if change is not None:
                 self.largest[name] = max(self.largest.get(name, 0.0), change)
@@ -77,13 +105,13 @@ def _change(before: Tensor | None, after: Tensor | None, aligned: Aligned) -> fl
     return relative_change(before, after, aligned)
 
 
-def _attention(before: Routed, after: Routed, aligned: Aligned) -> float | None:
+def _attention(before: Routed, after: Routed, rows: Aligned, columns: Aligned) -> float | None:
     """|H_b - H_a| / |H_a| of all heads, on aligned rows and columns; summed head by head, as H may be large."""
     device = before.attention.device
-    a, b = aligned.a.to(device), aligned.b.to(device)
+    a, b, read_a, read_b = (places.to(device) for places in (rows.a, rows.b, columns.a, columns.b))
     size = moved = 0.0
     for one, two in zip(before.attention, after.attention, strict=True):
-        first, second = one[a[:, None], a].double(), two[b[:, None], b].double()
+        first, second = one[a[:, None], read_a].double(), two[b[:, None], read_b].double()
         size += float(first.square().sum())
         moved += float((second - first).square().sum())
     return (moved / size) ** 0.5 if size else None
@@ -94,9 +122,9 @@ def _by_token(routed: Routed) -> Tensor:
     return routed.token.reshape(-1, routed.tokens).T
 
 
-def change_of_scales(before: Routed, after: Routed, aligned: Aligned) -> float | None:
+def change_of_scales(before: Routed, after: Routed, rows: Aligned, columns: Aligned) -> float | None:
     """Larger of the relative changes of the source scale s and of the token scale t."""
-    found = [relative_change(before.source.T, after.source.T, aligned)]
+    found = [relative_change(before.source.T, after.source.T, columns)]
     if before.token.numel() > 1:
-        found.append(relative_change(_by_token(before), _by_token(after), aligned))
+        found.append(relative_change(_by_token(before), _by_token(after), rows))
     return max((change for change in found if change is not None), default=None)

@@ -21,9 +21,8 @@ from duat_cli.kinds import Patched
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.arrays import relative_error, rounding_for, tolerance_for
 from duat_cli.models.budgets import ABLATION_BYTES, PATCH_VECTORS, waiting_bytes
-from duat_cli.models.discovery.causality import HeadTest, by_row
+from duat_cli.models.discovery.causality import HeadTest, by_row, run_headed
 from duat_cli.models.discovery.modality import Given, placed
-from duat_cli.models.discovery.structure import run_stack
 from duat_cli.models.instrument.attention import StoredRows
 from duat_cli.models.instrument.held import Held
 from duat_cli.models.sweep.passes import RecordingPass
@@ -44,13 +43,15 @@ PARTS: dict[str, tuple[str, ...]] = {
     "H": ("attention",),
     "norms": ("norms",),
     "ffn": ("units",),
-    "together": ("attention", "norms", "units"),
+    "cross": ("cross",),
+    "together": ("attention", "norms", "units", "cross"),
 }
 """Part of a block that is replaced by b's, one at a time -> the fields of `Held` that it consists of."""
 MISSING = {
     "H": "its tokens are mixed without attention weights",
     "norms": "it has no norm whose scale is known",
     "ffn": "it has no FFN",
+    "cross": "it has no cross-attention",
     "together": "it has neither attention weights, nor norms, nor an FFN",
 }
 SAME = "the difference in logits is the same behind a and behind b, but for rounding"
@@ -115,7 +116,7 @@ class Patcher:
         self._captured: list[Captured] = []
         if what != "tokens":
             self._captured = capture(session, prompts, progress, units=True)
-        model, self._structure = session.loaded.model, session.structure
+        model, self._structure = session.loaded.headed, session.structure
         self._tolerance = tolerance_for(model.dtype)
         self._layers = chosen(layers, len(self._structure.calls))
         device, like = session.loaded.device, session.loaded.like
@@ -169,7 +170,8 @@ class Patcher:
     def _places(self) -> Iterator[Place]:
         """All parts to be replaced by b's, one after another."""
         if self._what == "blocks":
-            yield from itertools.starmap(Place, itertools.product([*self._layers, None], PARTS))
+            parts = [part for part in PARTS if part != "cross" or self._session.loaded.pair is not None]
+            yield from itertools.starmap(Place, itertools.product([*self._layers, None], parts))
             return
         for block in self._layers:
             count = self._records[0].calls[block].before.shape[1]
@@ -290,7 +292,7 @@ def third_texts(prompts: Sequence[Prompt], pairs: Sequence[tuple[int, int]]) -> 
 
 def _last_logits(model: Any, given: Given) -> Tensor:
     """Logits behind the last token, (vocabulary,), or of a whole input, (classes,)."""
-    return by_row(run_stack(model, given).logits)[0, -1].clone()
+    return by_row(run_headed(model, given).logits)[0, -1].clone()
 
 
 def _with_head(own: Held, other: Held, head: int) -> Held:

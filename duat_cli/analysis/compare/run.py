@@ -17,9 +17,10 @@ from duat_cli.analysis.compare.alignment import (
     align_places,
     common_end,
     every_place,
+    sources_of,
 )
 from duat_cli.analysis.compare.answers import tokens_of
-from duat_cli.analysis.compare.blocks import compare_block, mean_of
+from duat_cli.analysis.compare.blocks import compare_block, mean_of, relative_change
 from duat_cli.analysis.compare.captured import as_many_tokens, require_equal
 from duat_cli.analysis.compare.context import Context
 from duat_cli.analysis.compare.parameters import Moves
@@ -37,7 +38,7 @@ from duat_cli.loading.prompts import Prompt
 from duat_cli.loading.words import Labels, Named, Words
 from duat_cli.models.arrays import rounding_for
 from duat_cli.models.discovery.causality import HeadTest, LogitsPass, is_classifier
-from duat_cli.models.discovery.modality import Given, placed, stack_of
+from duat_cli.models.discovery.modality import STATES, Given, placed, stack_of
 from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.instrument.routers import Routers
 from duat_cli.results.compare.report import (
@@ -45,6 +46,7 @@ from duat_cli.results.compare.report import (
     BlockComparison,
     ComparedPrompt,
     CompareReport,
+    InputChange,
     InputComparison,
     PairFacts,
 )
@@ -84,6 +86,8 @@ class Pair:
     a: int
     b: int
     aligned: Aligned
+    sources: Aligned | str | None = None
+    """Of a decoder, which vectors of the encoder are laid beside each other, or why none; None without an encoder."""
 
 
 def compare(
@@ -96,7 +100,7 @@ def compare(
 ) -> CompareReport:
     """The report. prompts: all of `texts` as token ids, or the pictures or sounds that they stand for."""
     texts = as_read(texts, prompts)
-    if texts.made_up and (options.by_place or options.patch is not None):
+    if texts.made_up and loaded.pair is None and (options.by_place or options.patch is not None):
         prompts = as_many_tokens(prompts)
     runs = prompts[: texts.runs]
     pairs = pairs_of(texts, prompts, words.special, options)
@@ -158,12 +162,27 @@ def pairs_of(texts: Texts, prompts: Sequence[Prompt], special: frozenset[int], o
     ids: list[list[int]] = [prompt.input_ids[0].tolist() for prompt in prompts]
     names = [text.where for text in texts.texts]
     patched = options.patch is not None
-    if prompts[0].prepared is not None:
+    if not prompts[0].of_tokens:
         return [Pair(a, b, align_inputs(prompts[a], prompts[b])) for a, b in texts.pairs]
-    if texts.alone is None and (options.by_place or patched):
-        return [Pair(a, b, align_places(ids[a], ids[b], (names[a], names[b]), patched=patched)) for a, b in texts.pairs]
+
+    by_place = options.by_place or patched
+
+    def pair(a: int, b: int) -> Pair:
+        both, decodes = (names[a], names[b]), prompts[a].source is not None
+        read = (f"the decoder's tokens of {names[a]}", names[b]) if decodes else both
+        if by_place:
+            aligned = align_places(ids[a], ids[b], read, patched=patched)
+        else:
+            aligned = align(ids[a], ids[b], read, special)
+        return Pair(a, b, aligned, sources_of(prompts[a], prompts[b], both, special, by_place) if decodes else None)
+
     if texts.alone is None:
-        return [Pair(a, b, align(ids[a], ids[b], (names[a], names[b]), special)) for a, b in texts.pairs]
+        try:
+            return [pair(a, b) for a, b in texts.pairs]
+        except InputError as fault:
+            if prompts[0].source is None:
+                raise
+            raise InputError(f"{fault}; with --decoder-prompt TEXT the decoder reads one text for all") from fault
     count = common_end([ids[texts.alone], *ids[: texts.runs]])
     if not count:
         raise InputError(
@@ -196,7 +215,11 @@ class SideBySide:
         self._tick = ticker(progress, session.depth, len(prompts))
         self.rows: list[Row] = [{} for _ in pairs]
         self.errors: dict[tuple[int, int], float] = {}
-        self.moves = Moves()
+        self.moves = Moves(rounding)
+        for pair in pairs:
+            if isinstance(pair.sources, Aligned):
+                before, after = (needed(prompts[k].prepared)[STATES][0] for k in (pair.a, pair.b))
+                self.moves.take({"e": relative_change(before, after, pair.sources)})
         self.routers = Routers()
 
     def listener(self, number: int) -> Listener:
@@ -209,7 +232,7 @@ class SideBySide:
             if self._layers is None or run.index in self._layers:
                 routed = list(self.routers.inside(run.parts.module).values())
                 # a block on pictures may have other places than the block in front of it
-                tokens = (prompt.input_ids if prompt.prepared is None else run.input).shape[1]
+                tokens = (prompt.input_ids if prompt.of_tokens else run.input).shape[1]
                 carried = needed(decomposition.carried)
                 self._see(number, state_of(self._session, run, step, carried, tokens, routed))
             self._tick(number)
@@ -223,10 +246,11 @@ class SideBySide:
         for place, pair in enumerate(self._pairs):
             if pair.b == number:
                 before = self._kept[pair.a, state.index]
-                text, count = self._prompts[number].prepared is None, len(state.input)
+                text, count = self._prompts[number].of_tokens, len(state.input)
                 aligned = pair.aligned if text or count == pair.aligned.tokens[0] else every_place(count)
-                row = self.rows[place][state.index] = compare_block(name, before, state, aligned, self._rounding)
-                self.moves.add(before, state, aligned, row)
+                row = compare_block(name, before, state, aligned, self._rounding, pair.sources)
+                self.rows[place][state.index] = row
+                self.moves.add(before, state, aligned, row, pair.sources)
                 if self._last[pair.a] == number:
                     del self._kept[pair.a, state.index]
         if number in self._last:
@@ -239,7 +263,7 @@ def logits_of(session: Session, wanted: Sequence[tuple[Given, slice]], *, classe
     wanted: for every text, ids (1, N) or the input in their place, and which tokens. classes: whether the logits of a
     classifier of whole inputs, (1, classes), are accepted as well.
     """
-    model, device = session.loaded.model, session.loaded.device
+    model, device = session.loaded.headed, session.loaded.device
     head = HeadTest(model, session.structure.stack, device, session.loaded.like)
     if not head.passes:
         return head.why_no_next_token() or ""
@@ -313,8 +337,9 @@ def _shown(text: str) -> str:
 
 
 def _notable(blocks: Sequence[BlockComparison], pairs: Sequence[Pair], rounding: float) -> list[str]:
-    """Sentences for a reader to see first, at most three; each rests on numbers of the report."""
-    return [*_most_moved(blocks, pairs, rounding), *_heads(blocks, rounding), *_amplified(blocks)]
+    """Sentences for a reader to see first, at most four; each rests on numbers of the report."""
+    found = [*_most_moved(blocks, pairs, rounding), *_crossing(blocks, rounding), *_heads(blocks, rounding)]
+    return [*found, *_amplified(blocks)]
 
 
 def _most_moved(blocks: Sequence[BlockComparison], pairs: Sequence[Pair], rounding: float) -> list[str]:
@@ -326,14 +351,23 @@ def _most_moved(blocks: Sequence[BlockComparison], pairs: Sequence[Pair], roundi
         beginning = all(pair.aligned.is_beginning() for pair in pairs)
         return [STILL + (BY_PLACE if placed else BEGINNING if beginning else "")] if sizes else []
     top = max(known, key=lambda block: block.operator.relative or 0.0)
-    parts = {"routing": top.operator.routing or 0.0, "scale": top.operator.scale or 0.0}
+    return [f"block {top.index}: W' {_moved(top.operator)}"]
+
+
+def _moved(change: InputChange) -> str:
+    parts = {"routing": change.routing or 0.0, "scale": change.scale or 0.0}
     first = max(parts, key=lambda name: parts[name])
-    null = top.operator.null.relative
+    null = change.null.relative
     beside = "" if null is None else f"; with uniform attention it would be {100 * null:.3g} %"
-    return [
-        f"block {top.index}: W' moved most, by {100 * (top.operator.relative or 0):.3g} % of its norm, more by {first} "
-        f"({100 * parts[first]:.3g} %){beside}"
-    ]
+    whole = f"moved most, by {100 * (change.relative or 0):.3g} % of its norm"
+    return f"{whole}, more by {first} ({100 * parts[first]:.3g} %){beside}"
+
+
+def _crossing(blocks: Sequence[BlockComparison], rounding: float) -> list[str]:
+    """A sentence on the block whose W'_c moved most, in a decoder."""
+    known = [(block.cross.relative or 0.0, block.index, block.cross) for block in blocks if block.cross is not None]
+    moved, index, change = max(known, key=lambda one: one[:2], default=(0.0, 0, None))
+    return [] if change is None or moved <= rounding else [f"block {index}: W'_c of cross-attention {_moved(change)}"]
 
 
 def _heads(blocks: Sequence[BlockComparison], rounding: float) -> list[str]:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from duat_cli.analysis.decomposition import Carried, Step
+from duat_cli.analysis.decomposition import Carried, Step, crossing
+from duat_cli.analysis.geometry import Geometry
 from duat_cli.analysis.inspect.measured.numbers import visible
 from duat_cli.analysis.session import Session
 from duat_cli.compat.transformers import largest_stated
-from duat_cli.errors import InputError, UnsupportedModelError, or_reason
+from duat_cli.errors import InputError, UnsupportedModelError, needed, or_reason
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.arrays import wide
+from duat_cli.models.discovery.modality import STATES
 from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.instrument.routers import Routed as RouterCall
 from duat_cli.models.value_path.operator import AttentionOperator, whole_rows
@@ -30,7 +32,7 @@ class OperatorState:
     """W' of one block under one prompt, by its factors."""
 
     routed: Routed  # Ĥ
-    seen: Tensor  # positions that a row may see, (N, N) bool
+    seen: Tensor  # positions that a row may see, (N, N) or, of cross-attention, (N, K), bool
     gram: Tensor  # G, (heads, heads); over channels where attention is gated
 
     @property
@@ -47,6 +49,7 @@ class BlockState:
     input: Tensor  # (N, M)
     output: Tensor  # (N, M)
     operator: OperatorState | str  # or why there is none
+    cross: OperatorState | str | None  # of W'_c, which reads the encoder's tokens; None without cross-attention
     terms: dict[str, Tensor]  # module -> f of that FFN, (N, width)
     bias: Tensor | str  # b'_{j,2}, (N, width), or why it is not known
     carried_bias: Tensor | None  # b'_{j,3}: the static part of the output, (N, M); None without biases
@@ -74,7 +77,8 @@ def state_of(
         index=run.index,
         input=run.input[0].clone(),
         output=run.output[0].clone(),
-        operator=or_reason(lambda: _operator(session, run, step)),
+        operator=or_reason(lambda: _state(session.operator(run, step), lambda: session.geometry(run.index))),
+        cross=or_reason(lambda: _cross(session, run)),
         terms=_terms(run, tokens),
         bias=why_no_bias if bias is None else bias.reshape(tokens, -1).clone(),
         carried_bias=None if carried.static is None else carried.static.clone(),
@@ -85,12 +89,18 @@ def state_of(
     )
 
 
-def _operator(session: Session, run: BlockRun, step: Step) -> OperatorState:
-    operator = session.operator(run, step)
+def _cross(session: Session, run: BlockRun) -> OperatorState | None:
+    if run.parts.cross is None:
+        return None
+    operator = needed(crossing(run, session.structure.block(run.index)))
+    return _state(operator, lambda: session.geometry(run.index, cross=True))
+
+
+def _state(operator: AttentionOperator, geometry: Callable[[], Geometry]) -> OperatorState:
     channels = operator.by_channel()
     routed = _routed(operator, channels.source_scale)
     seen = visible((routed.attention != 0).any(dim=0), operator.allowed)
-    gram = session.geometry(run.index).gram if operator.gate is None else gram_of(channels.factors)
+    gram = geometry().gram if operator.gate is None else gram_of(channels.factors)
     return OperatorState(routed, seen, gram)
 
 
@@ -116,7 +126,8 @@ def _terms(run: BlockRun, tokens: int) -> dict[str, Tensor]:
     names = {module: name for name, module in run.parts.module.named_modules()}
     found: dict[str, Tensor] = {}
     for unit in run.units:
-        if unit.module in run.parts.mixing or unit.output.numel() % tokens:
+        mixes = unit.module in run.parts.mixing or run.parts.is_cross(unit.module)
+        if mixes or unit.output.numel() % tokens:
             continue
         bias = run.parts.unit_biases.get(unit.module)
         term = unit.output if bias is None else unit.output - bias.to(unit.output)
@@ -143,11 +154,12 @@ def _gates(run: BlockRun, tokens: int) -> Tensor | None:
     return torch.cat([wide(gate).reshape(tokens, -1) for gate in held], dim=1) if held else None
 
 
-def block_bytes(session: Session, tokens: int, vectors: int) -> int:
-    """Bytes of one block under one prompt: its attention matrices, and for each token `vectors` of the hidden size."""
+def block_bytes(session: Session, tokens: int, vectors: int, sources: int = 0) -> int:
+    """Bytes of one block under one prompt: its attention matrices, and for each token `vectors` of the hidden size.
+    sources: how many tokens of an encoder are read beside its own."""
     config = session.loaded.model.config
     heads, width = (largest_stated(config, name) or 1 for name in ("num_attention_heads", "hidden_size"))
-    return 4 * tokens * (heads * tokens + vectors * width)
+    return 4 * tokens * (heads * (tokens + sources) + vectors * width)
 
 
 def require_room(session: Session, prompt: Prompt, blocks: int) -> None:
@@ -156,7 +168,8 @@ def require_room(session: Session, prompt: Prompt, blocks: int) -> None:
     blocks: how many are kept at once: all where prompts run one after another, else one.
     """
     tokens = prompt.input_ids.shape[1]
-    size = blocks * block_bytes(session, tokens, VECTORS)
+    sources = 0 if prompt.source is None else needed(prompt.prepared)[STATES].shape[1]
+    size = blocks * block_bytes(session, tokens, VECTORS, sources)
     if size > KEPT_BYTES:
         raise InputError(
             f"a prompt of {tokens} tokens: what its blocks did takes {size >> 20} MiB beside that of the other prompt, "

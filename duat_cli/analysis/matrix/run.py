@@ -58,6 +58,7 @@ def matrix(
     return _report(session, prompt, layer, texts, case, built)
 
 
+CROSS = "the matrices are of the block's self-attention; inspect and compare read W'_c of its cross-attention"
 BY_CHANNEL = "a gate inside attention scales its channels, so every channel is one head here, with the gate in its H"
 
 
@@ -75,6 +76,7 @@ def _report(
     session: Session, prompt: Prompt, layer: int, texts: Sequence[str], case: Case, dense: Dense | None
 ) -> MatrixReport:
     factors = case.operator.factors
+    crosses = session.structure.block(layer).parts.cross is not None
     return MatrixReport(
         duat_version=__version__,
         environment=session.environment(),
@@ -96,6 +98,6 @@ def _report(
         coupling=coupling(case, SHOWN_TOKENS).tolist(),
         convolution=convolution(case, SHOWN_TOKENS),
         checks=checks(case, dense),
-        warnings=[*session.warnings(), *([BY_CHANNEL] if case.by_channel else [])],
+        warnings=[*session.warnings(), *([BY_CHANNEL] if case.by_channel else []), *([CROSS] if crosses else [])],
         run=session.run_facts(),
     )

@@ -85,7 +85,7 @@ def compare(
     model: str | None = options.MODEL,
     *,
     asked: Asked,
-    files: options.NoDecoder,
+    files: options.OneStack,
     loading: options.Loading,
     shown: options.Page,
     wide: bool = options.WIDE,
@@ -102,15 +102,14 @@ def compare(
     from duat_cli.analysis.compare.request import reads_words, texts_of
     from duat_cli.analysis.opening import PromptRequest, open_session, open_texts
     from duat_cli.analysis.plan.task import Task
-    from duat_cli.api.settings import beside_shared, blocks_of, no_decoder
+    from duat_cli.api.settings import beside_shared, blocks_of
 
     wanted = loading.request(model, Task("compare", fixed=asked.fixed, patch=asked.patch is not None))
-    no_decoder(files.stack, "compare reads")
     talk, given = talk_of(voice), replace(files.given(), pair=True)
     chosen = blocks_of(asked.layers)
     presentation = Presentation.of(shown, voice, wide=wide)
     prompt, prompts, shared, prefix, answer = asked.prompt, asked.prompts, asked.shared, asked.prefix, asked.answer
-    beside_shared(asked.max_tokens, asked.align, shared, asked.patch)
+    beside_shared(asked.max_tokens, asked.align, shared, asked.patch, files.stack)
     together = shared is not None or prefix or answer is not None
     followed = Answers(asked.target, asked.against, asked.target_field, asked.against_field)
     compared = chosen is not None or asked.per_prompt or asked.align != "text" or asked.patch or followed != Answers()

@@ -62,7 +62,7 @@ def matrix(
     model: str | None = options.MODEL,
     *,
     asked: Asked,
-    files: options.NoDecoder,
+    files: options.OneStack,
     loading: options.Loading,
     places: Places,
     voice: options.Voice,
@@ -75,11 +75,10 @@ def matrix(
     """
     from duat_cli.analysis.opening import PromptRequest, open_texts
     from duat_cli.analysis.plan.task import Task
-    from duat_cli.api.settings import no_decoder, one_input, one_prompt, or_papers
+    from duat_cli.api.settings import one_input, one_prompt, or_papers
     from duat_cli.api.target import operator_file, tensor_target
 
     wanted = loading.request(model, Task("matrix"))
-    no_decoder(files.stack, "the explicit matrices are of")
     given = files.given()
     texts = or_papers(PromptRequest(asked.prompt, asked.prompts, asked.max_tokens, given, chat=asked.chat))
     talk = talk_of(voice)
@@ -94,6 +93,10 @@ def matrix(
             )
     if places.dense and target is None:
         raise InputError("--dense: writes W' to a file; give -o FILE.safetensors as well")
+    if asked.network and files.stack == "decoder":
+        raise InputError(
+            "--network: a decoder's cross-attention adds what it reads of the encoder, which Eq. 33 has no matrix for"
+        )
     announce(model, talk)
     if texts.made_up and given.option is None:
         talk.note(f"no --prompt given: using the paper's '{PAPER_PROMPT}' where the model reads text")

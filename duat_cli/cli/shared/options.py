@@ -173,12 +173,6 @@ class OneStack(Files):
     decoder_prompt: str | None = _decoder_prompt("decoder")
 
 
-class NoDecoder(OneStack):
-    """The input files of a model of images or sound, and the one stack, no decoder, that is read of several."""
-
-    decoder_prompt: str | None = None
-
-
 class Loading(Options):
     """How a checkpoint is loaded."""
 

@@ -63,6 +63,7 @@ class Held:
     norms: dict[nn.Module, list[FrozenNorm]] = field(default_factory=dict)  # in call order; a norm left out stays live
     routers: dict[nn.Module, Routed] = field(default_factory=dict)  # by experts module; one left out stays live
     units: dict[nn.Module, list[Tensor]] = field(default_factory=dict)  # outputs in call order; one left out stays live
+    cross: dict[nn.Module, list[Tensor]] = field(default_factory=dict)  # the same of cross-attention
 
 
 class HeldRig(Rig):
@@ -79,7 +80,8 @@ class HeldRig(Rig):
 
     def replacement(self, module: nn.Module, value: Tensor) -> Tensor | None:
         """H V with the held H, (batch, N, heads, d); None where H is live."""
-        rows = self._next_rows()
+        own = self._under_way is None or not self._under_way.in_cross(module)
+        rows = self._next_rows() if own else None
         if rows is None:
             return None
         windows = Windows(len(value)) if len(value) > 1 else None
@@ -98,7 +100,8 @@ class HeldRig(Rig):
 
     def _unit_forward(self, module: nn.Module, original: Forward, args: Any, kwargs: Any) -> Any:
         output = super()._unit_forward(module, original, args, kwargs)
-        given = None if self._here is None else self._here.units.get(module)
+        here = self._here
+        given = None if here is None else here.units.get(module) or here.cross.get(module)
         if given is None:
             return output
         return joined(given[next(self._used[module])].clone(), parted(output)[1])  # blocks may write to it

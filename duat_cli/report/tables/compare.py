@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 from rich.console import RenderableType
 
 from duat_cli.report.tables import facts, numbers, patching
 from duat_cli.report.tables.grid import BLOCK, Column, Labels, missing, titled
 from duat_cli.report.tables.numbers import SIGNED
 from duat_cli.report.tables.page import BLANK, Page, cut, heading, item, note
-from duat_cli.results.compare.report import AlignedRun, CompareReport, InContext, InputComparison, PairFacts
+from duat_cli.results.compare.report import (
+    AlignedRun,
+    BlockComparison,
+    CompareReport,
+    InContext,
+    InputComparison,
+    PairFacts,
+)
 from duat_cli.text import first_of, plural
 
 _SHOWN_PAIRS = 8
@@ -28,6 +38,14 @@ BLOCK_COLUMNS = [
     Column(("out\N{SOFT HYPHEN}", "put", "%"), "output", numbers.percent),
     Column(("ampl.", "times"), "amplification", numbers.plain, ("amplification", "times")),
 ]
+CROSS_COLUMNS = [
+    Column(("W'_c", "%"), "cross.relative", numbers.percent, ("change of W'_c", "%")),
+    *(replace(column, path=column.path.replace("operator", "cross")) for column in BLOCK_COLUMNS[1:7]),
+]
+_CROSS_LEGEND = (
+    "W'_c: cross-attention as one matrix, from the encoder's tokens to the decoder's. unal.: share of it that reads "
+    "tokens of the encoder without a partner in the other prompt."
+)
 _LEGEND = (
     "W': |W'_b - W'_a| / |W'_a|. routing (H alone) + scale (norms and gates) + interaction add up to the difference as "
     "matrices; their norms need not. unal.: share of W' that reads tokens without a partner. null: the same with "
@@ -60,7 +78,7 @@ TABLES = {
     "context.runs[].": RUN_COLUMNS,
     "context.runs[].reads[].": READ_COLUMNS,
     "context.runs[].reads[].blocks[].": READ_COLUMNS,
-    "comparison.blocks[].": BLOCK_COLUMNS,
+    "comparison.blocks[].": [*BLOCK_COLUMNS, *CROSS_COLUMNS],
     "comparison.parameters[].": _PARAMETER_COLUMNS,
 }
 
@@ -84,12 +102,20 @@ def _compared(report: CompareReport, found: InputComparison, page: Page) -> list
     return [
         *_pairs(report),
         *facts.whole(title, found.blocks, BLOCK, BLOCK_COLUMNS, page, *_LEGEND),
+        *_crosses(found.blocks, page),
         *_each(report, page),
         *([] if report.context is None else context_tables(report.context, page)),
         *([] if report.patched is None else patching.patches(report.patched, page)),
         *_parameters(found, page),
         BLANK,
     ]
+
+
+def _crosses(blocks: Sequence[BlockComparison], page: Page) -> list[RenderableType]:
+    """The table of cross-attention, in a decoder."""
+    known = [block for block in blocks if block.cross is not None]
+    title = "Cross-attention: relative changes on the aligned tokens"
+    return facts.whole(title, known, BLOCK, CROSS_COLUMNS, page, _CROSS_LEGEND) if known else []
 
 
 def _fixed(report: CompareReport, page: Page) -> list[RenderableType]:
@@ -144,7 +170,7 @@ def _each(report: CompareReport, page: Page) -> list[RenderableType]:
     for pair in report.pairs:
         if pair.blocks is not None:
             title = f"a: {report.prompts[pair.a].label}, b: {report.prompts[pair.b].label}"
-            parts += facts.whole(title, pair.blocks, BLOCK, BLOCK_COLUMNS, page)
+            parts += [*facts.whole(title, pair.blocks, BLOCK, BLOCK_COLUMNS, page), *_crosses(pair.blocks, page)]
     return parts
 
 

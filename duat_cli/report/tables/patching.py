@@ -25,14 +25,22 @@ PATCH_COLUMNS = [
     Column(("null", "FFN", "%"), "ffn.null", _SHARE, ("null: FFN of a third prompt", "%")),
     Column(("null", "three", "%"), "together.null", _SHARE, ("null: all three of a third prompt", "%")),
 ]
+DECODER_COLUMNS = [
+    *PATCH_COLUMNS[:3],
+    Column(("cross", "%"), "cross.effect", _SHARE, ("what cross-attention gives", "%")),
+    Column(("all", "four", "%"), "together.effect", _SHARE, ("all four", "%")),
+    *PATCH_COLUMNS[4:7],
+    Column(("null", "cross", "%"), "cross.null", _SHARE, ("null: cross-attention of a third prompt", "%")),
+    Column(("null", "four", "%"), "together.null", _SHARE, ("null: all four of a third prompt", "%")),
+]
 EFFECT_COLUMNS = [
     Column(("effect", "%"), "effect", _SHARE),
     Column(("null", "%"), "null", _SHARE, ("null: of a third prompt", "%")),
     Column(("KL", "taken", "%"), "kl", _SHARE, ("KL that it takes away", "%")),
 ]
 TABLES = {
-    "patched.blocks[].": PATCH_COLUMNS,
-    "patched.whole.": PATCH_COLUMNS,
+    "patched.blocks[].": [*PATCH_COLUMNS, *DECODER_COLUMNS],
+    "patched.whole.": [*PATCH_COLUMNS, *DECODER_COLUMNS],
     "patched.blocks[].heads[].": EFFECT_COLUMNS,
     "patched.blocks[].tokens[].": EFFECT_COLUMNS,
 }
@@ -55,8 +63,9 @@ def patches(found: Patching, page: Page) -> list[RenderableType]:
     title = f"What moves the prediction: a's pass, in which {WHAT[found.what]}"
     if found.what == "blocks":
         rows = [*found.blocks, *([] if found.whole is None else [found.whole])]
-        table = titled(title, rows, _BLOCK, PATCH_COLUMNS, page, *_LEGEND)
-        table += facts.without_value(found.blocks, BLOCK, PATCH_COLUMNS)
+        columns = columns_of(found)
+        table = titled(title, rows, _BLOCK, columns, page, *_LEGEND)
+        table += facts.without_value(found.blocks, BLOCK, columns)
     else:
         table = _largest(found, title, page)
     return [
@@ -64,6 +73,11 @@ def patches(found: Patching, page: Page) -> list[RenderableType]:
         *facts.section("the difference in logits", predictions(found)),
         facts.held(check(found), found.holds),
     ]
+
+
+def columns_of(found: Patching) -> list[Column]:
+    """The columns of a table by block: with cross-attention where a decoder is read."""
+    return DECODER_COLUMNS if any(block.cross is not None for block in found.blocks) else PATCH_COLUMNS
 
 
 def predictions(found: Patching) -> list[str]:

@@ -76,10 +76,15 @@ class BlockPatch(Result):
         default=None,
         description="effect of the second prompt's FFN output in place of the first's; with --patch blocks",
     )
+    cross: PatchEffect | None = Field(
+        default=None,
+        description="effect of what the second prompt's cross-attention gives in place of the first's, its weights and "
+        "the encoder's states together; with --patch blocks, in a decoder",
+    )
     together: PatchEffect | None = Field(
         default=None,
-        description="effect of the second prompt's attention weights, norm scales and FFN output, all in place of the "
-        "first's; with --patch blocks",
+        description="effect of the second prompt's attention weights, norm scales, FFN output and, in a decoder, of "
+        "what cross-attention gives, all in place of the first's; with --patch blocks",
     )
     heads: list[HeadPatch] = Field(
         default=[],

@@ -115,6 +115,12 @@ class InputChange(WithReasons):
     null: NullChange
 
 
+class CrossChange(InputChange):
+    """Change with the input of W'_c, through which a decoder's tokens read those of the encoder."""
+
+    heads: list[HeadChange] = Field(description="changes of each head's part of W'_c")
+
+
 class FfnChange(WithReasons):
     """One FFN of a block."""
 
@@ -132,6 +138,11 @@ class BlockComparison(WithReasons):
     name: str = Field(description="the block's module name")
     operator: InputChange
     heads: list[HeadChange]
+    cross: CrossChange | None = Field(
+        default=None,
+        description="change of W'_c, between the decoder's aligned tokens and the aligned tokens of what the encoder "
+        "reads; null in blocks without cross-attention",
+    )
     bias: Annotated[Finite | None, _relative("b'_{j,2}", "Eq. 12, 34")] = Field(
         description="change of b'_{j,2}, whole: all that the FFN's nonlinearity reads beside the linear path from x_0; "
         "of a gated FFN, what its gate reads; of a mixture, what its shared expert reads, if it has one"

@@ -301,8 +301,6 @@ def test_without_a_file_two_inputs_are_made_up() -> None:
 def test_what_cannot_be_compared_is_refused() -> None:
     with pytest.raises(UnsupportedModelError, match="it is no classifier of a picture or a sound, so there is no one"):
         compare(build("wav2vec2"), inputs=inputs("wav2vec2"), patch="heads")
-    with pytest.raises(InputError, match="--stack decoder: compare reads stacks without cross-attention"):
-        compare(build("whisper"), inputs=inputs("whisper"), stack="decoder")  # type: ignore[arg-type]
 
 
 def test_a_part_of_a_model_of_several_is_compared_as_that_part_alone() -> None:

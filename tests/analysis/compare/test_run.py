@@ -548,6 +548,6 @@ def test_scales_of_channels_are_compared_token_by_token() -> None:
     moved = 1.5 * t[:, [0, 1, 3, 4]]
     one, two = (Routed(torch.ones(3, n, n), torch.ones(3, n), token) for n, token in ((5, t), (4, moved)))
     aligned = Aligned(torch.tensor([0, 1, 3, 4]), torch.arange(4), torch.ones(4) > 0, (5, 4))
-    found = change_of_scales(one, two, aligned)
+    found = change_of_scales(one, two, aligned, aligned)
     assert found is not None
     assert abs(found - 0.5) <= 1e-6

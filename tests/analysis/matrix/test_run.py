@@ -11,9 +11,12 @@ from typing import Any, cast
 
 import pytest
 import torch
+from decoders import save_t5
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from transformers import AutoTokenizer, T5ForConditionalGeneration
 
+import duat_cli as duat
 from duat_cli.analysis import decomposition
 from duat_cli.analysis.matrix import case as matrix_case
 from duat_cli.analysis.matrix import run as subject
@@ -231,6 +234,28 @@ def test_one_token() -> None:
 def test_no_such_block() -> None:
     with pytest.raises(InputError, match=r"--layer 99: no such block; the model has blocks 0 to \d"):
         matrices(loaded("llama"), layer=99)
+
+
+def test_a_decoders_block_has_the_matrices_of_its_self_attention(tmp_path: Path) -> None:
+    """W'_HVO times the stream is what self-attention adds in the whole model, where T5 has no biases."""
+    folder, file = save_t5(tmp_path / "t5"), tmp_path / "w.safetensors"
+    asked = {"stack": "decoder", "layer": 1, "prompt": "abc", "decoder_prompt": "wxyz", "dtype": "float64"}
+    report = duat.matrix(folder, output=file, dense=True, **asked)
+    assert set(verdicts(report).values()) == {True}
+    assert report.certificate.exact
+    assert any("W'_c of its cross-attention" in warning for warning in report.warnings)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = T5ForConditionalGeneration.from_pretrained(folder).double()
+    own = model.prepare_decoder_input_ids_from_labels(torch.tensor([tokenizer("wxyz")["input_ids"]]))
+    added: list[Tensor] = []
+    block = model.decoder.block[1].layer[0].SelfAttention
+    block.register_forward_hook(lambda m, args, output: added.append(output[0][0]))
+    with torch.no_grad():
+        ids = torch.tensor([tokenizer("abc")["input_ids"]])
+        seen = model(input_ids=ids, decoder_input_ids=own, output_hidden_states=True, use_cache=False)
+    [W] = [value for name, value in load_file(file).items() if name.endswith("W_HVO")]
+    x = seen.decoder_hidden_states[1][0]
+    assert relative_error(W @ x.reshape(-1), added[0].reshape(-1)) <= 1e-6  # T5's norms compute in float32
 
 
 def test_a_block_without_factors_is_refused_with_the_reason() -> None:

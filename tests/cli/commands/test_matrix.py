@@ -191,6 +191,7 @@ def test_a_block_without_factors_is_exit_2(tmp_path: Path, capsys: pytest.Captur
         (("-o", "missing/m.safetensors"), "there is no folder"),
         (("-o", "folder.safetensors"), "is a folder"),
         (("--network", "--layer", "1"), "--layer and --network contradict each other"),
+        (("--network", "--stack", "decoder"), "--network: a decoder's cross-attention adds"),
         (("--network", "--dense"), "--dense and --network contradict each other"),
         (("--dense",), "--dense: writes W' to a file; give -o FILE.safetensors as well"),
     ],

@@ -19,7 +19,7 @@ from duat_cli.report.html.drawing.figure import Figure
 from duat_cli.report.html.drawing.plot import Axis, Plot, level
 from duat_cli.report.html.drawing.scales import Linear
 from duat_cli.report.tables import numbers
-from duat_cli.report.tables.compare import BLOCK_COLUMNS
+from duat_cli.report.tables.compare import BLOCK_COLUMNS, CROSS_COLUMNS
 from duat_cli.report.tables.grid import Column, on_page, value_at
 from duat_cli.results.compare.report import BlockComparison, CompareReport, PairFacts
 from duat_cli.text import plural
@@ -71,6 +71,7 @@ def figures_of_blocks(report: CompareReport, beside: Sequence[CompareReport]) ->
         return []
     return [
         _operator(blocks, beside),
+        _cross(blocks, beside),
         *_heads(blocks),
         _amplification(blocks, beside),
         _stream(blocks, beside),
@@ -98,6 +99,30 @@ def _operator(blocks: Sequence[BlockComparison], beside: Sequence[CompareReport]
         ],
         legend=[
             *meanings("bar", _PARTS),
+            ("dot", "s4", "the whole change"),
+            ("hollow dot", "s4", "null: the whole, uniform attention"),
+        ],
+    )
+
+
+def _cross(blocks: Sequence[BlockComparison], beside: Sequence[CompareReport]) -> Figure | None:
+    known = [block for block in blocks if block.cross is not None and block.cross.relative is not None]
+    if not known:
+        return None
+    parts, points = (
+        [(path.replace("operator", "cross"), series, text) for path, series, text in rows] for rows in (_PARTS, _POINTS)
+    )
+    every = [block for other in beside for block in _blocks_of(other) if block.cross is not None]
+    about = "Stacked bars over blocks: routing, scale, interaction of cross-attention; points: the whole, its null."
+    return Figure(
+        key="cross",
+        title="How far W'_c of each block moves with the input: what the decoder reads of the encoder",
+        says="As above, between the decoder's aligned tokens and those of what the encoder reads.",
+        picture=stacked(known, every, parts, "change (% of |W'_c|)", about, points),
+        tables=[table_of_blocks(known, on_page(CROSS_COLUMNS), "comparison.blocks[]")],
+        terms=["comparison.blocks[].cross.relative", "comparison.blocks[].cross.null.relative"],
+        legend=[
+            *meanings("bar", parts),
             ("dot", "s4", "the whole change"),
             ("hollow dot", "s4", "null: the whole, uniform attention"),
         ],

@@ -19,13 +19,12 @@ from duat_cli.report.html.drawing.scales import Linear
 from duat_cli.report.html.drawing.table import Head, Table, table_of
 from duat_cli.report.tables import numbers
 from duat_cli.report.tables.grid import on_page, value_at
-from duat_cli.report.tables.patching import EFFECT_COLUMNS, PATCH_COLUMNS, WHAT, WORDS, check, predictions
+from duat_cli.report.tables.patching import EFFECT_COLUMNS, WHAT, WORDS, check, columns_of, predictions
 from duat_cli.results.compare.patching import Patching
 from duat_cli.results.compare.report import CompareReport
 
-_COLUMNS, _EFFECTS = on_page(PATCH_COLUMNS), on_page(EFFECT_COLUMNS)
-_SERIES = ("s1", "s2", "s3", "s4")
-_PARTS = [(c.path, _SERIES[place % len(_SERIES)], c.name) for place, c in enumerate(_COLUMNS)]
+_EFFECTS = on_page(EFFECT_COLUMNS)
+_SERIES = ("s1", "s2", "s3", "s4", "s5")
 _SAYS = (
     "The share of the difference in logits that the part makes: at 0 the prediction is a's, at 100 % it is b's; what "
     "follows the part runs for real. Effects need not add up. Null: the same with the part of a third prompt."
@@ -59,18 +58,21 @@ def _blocks(found: Patching) -> tuple[Markup, list[Table]]:
     parts = _drawn(found)
     every = [value for block in found.blocks for path, _, _ in parts if (value := value_at(block, path)) is not None]
     plot = Plot(across(found.blocks), Axis("share of the difference in logits (%)", Linear.over(every, percent=True)))
-    about = "Lines over blocks: attention weights, norms, FFN, all three, and the null of each."
-    tables = [table_of_blocks(found.blocks, _COLUMNS, "patched.blocks[]")]
+    about = "Lines over blocks: attention weights, norms, FFN, all together, and the null of each."
+    columns = on_page(columns_of(found))
+    tables = [table_of_blocks(found.blocks, columns, "patched.blocks[]")]
     if found.whole is not None:
         tables.append(
-            table_of([found.whole], Head("blocks", number=False), lambda _: "all at once", _COLUMNS, "patched.whole")
+            table_of([found.whole], Head("blocks", number=False), lambda _: "all at once", columns, "patched.whole")
         )
     return plot.svg(lines(plot, found.blocks, parts, numbers.share), about), tables
 
 
 def _drawn(found: Patching) -> Parts:
     """The parts with a number in any block; with a single pair there are no nulls."""
-    return [part for part in _PARTS if any(value_at(block, part[0]) is not None for block in found.blocks)]
+    columns = on_page(columns_of(found))
+    parts = [(c.path, _SERIES[place % (len(columns) // 2)], c.name) for place, c in enumerate(columns)]
+    return [part for part in parts if any(value_at(block, part[0]) is not None for block in found.blocks)]
 
 
 def _map(found: Patching) -> tuple[Markup, list[Table]]:
