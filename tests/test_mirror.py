@@ -62,7 +62,8 @@ LISTED = {  # reason -> modules; the files named in a reason run them
         loading/adapter/base_weights loading/adapter/folder loading/adapter/keys
         loading/adapter/lora loading/adapter/others loading/adapter/parameter loading/adapter/plan""",
     "against PEFT's wrapped model: analysis/lora/test_prompts.py": """
-        analysis/lora/applied analysis/lora/ground analysis/lora/places analysis/lora/report models/edits/tuned""",
+        analysis/lora/applied analysis/lora/ground analysis/lora/places analysis/lora/prediction analysis/lora/report
+        models/edits/tuned""",
     "what both models read: analysis/lora/test_pictures.py": "analysis/lora/reading",
     "against the model's attention: analysis/matrix/test_run.py": """
         analysis/matrix/case analysis/matrix/checks analysis/matrix/convolution

@@ -85,6 +85,11 @@ class BlockChange(Result):
     index: int = Field(description="number of the block, from 0")
     name: str = Field(description="the block's module name")
     operator: OperatorChange
+    cross: OperatorChange | None = Field(
+        default=None,
+        description="change of W'_c, through which a decoder's tokens read those of the encoder; null in blocks "
+        "without cross-attention",
+    )
     terms: TermsChange
     base_certificate: Annotated[Finite, REBUILT] = Field(
         description="relative error of a block's rebuilt output against the base's own, largest over the prompts"

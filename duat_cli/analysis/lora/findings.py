@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from duat_cli.analysis.aggregate import ExactSum, Mean
-from duat_cli.analysis.lora.prompts import ONE_TOKEN, Compared
+from duat_cli.analysis.lora.prediction import ONE_TOKEN
+from duat_cli.analysis.lora.prompts import Compared
 from duat_cli.results.lora import AnswerChange, AnswersSummary, BlockChange, PromptChange
 from duat_cli.results.prompts import LISTED
 from duat_cli.statistics.bootstrap import FEWEST

@@ -12,52 +12,51 @@ import functools
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
-import torch
 from torch import Tensor
 
-from duat_cli.analysis.decomposition import Decomposition, Step
+from duat_cli.analysis.decomposition import Decomposition, Step, crossing
 from duat_cli.analysis.lora.ground import Ground
+from duat_cli.analysis.lora.prediction import Decode, prompt_change
 from duat_cli.analysis.lora.reading import logits_of
 from duat_cli.analysis.progress import Progress
 from duat_cli.analysis.session import Listener, Session
 from duat_cli.analysis.stacks import behind_own_encoder
 from duat_cli.compat.transformers import largest_stated
-from duat_cli.errors import InputError, or_reason
+from duat_cli.errors import InputError, needed, or_reason
 from duat_cli.loading.prompts import Prompt
 from duat_cli.loading.words import Labels
 from duat_cli.models.arrays import wide
 from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.sweep.lockstep import Guest, Pass, Weights, in_step, one_by_one
 from duat_cli.models.terms.branches import ffn_terms
+from duat_cli.models.value_path.factors import BlockFactors
+from duat_cli.models.value_path.operator import AttentionOperator
 from duat_cli.operators.kronecker import KroneckerSum
 from duat_cli.operators.operator_change import gram_of_changes, split
-from duat_cli.results.base import finite
-from duat_cli.results.lora import AnswerChange, BlockChange, OperatorChange, PromptChange, TermsChange, TokenChange
-from duat_cli.statistics.divergence import kl, mean_loss
-from duat_cli.statistics.ranking import largest
+from duat_cli.results.lora import BlockChange, OperatorChange, PromptChange, TermsChange
 
 KEPT_BYTES = 4 << 30  # most that is kept of one prompt's base run
-MOVED_TOKENS = 5
 SCALE_OPEN = "V and O were found with unit vectors: their scale is open, routing and weights cannot be told apart"
 ZERO = "the base's is zero"
 OTHER_SHAPE = "it has another shape in the tuned model"
-ONE_TOKEN = "needs a second token"
-IMPOSSIBLE = "infinite or NaN: a token of the prompt has probability 0"
 NO_LABELS = "the models predict classes, and the true ones are not known"
-NO_ANSWER = "it is no conversation in which the model itself says something"
-NOT_SEEN = "which tokens the model itself says is not known: the template or the tokenizer does not show it"
 
-Decode = Callable[[int], str]
+
+class Operator(NamedTuple):
+    """W' or W'_c of one block under one prompt."""
+
+    matrix: KroneckerSum | str  # or why there is none
+    read: bool  # whether V and O were read from weights, so that their scale is known
 
 
 @dataclass(frozen=True)
 class Kept:
     """Results of one block under one prompt, kept for the comparison."""
 
-    operator: KroneckerSum | str  # W', or why there is none
-    read: bool  # whether V and O were read from weights, so that their scale is known
+    operator: Operator
+    cross: Operator | None  # W'_c; None without cross-attention
     ffn: Tensor | str  # what each FFN adds to the stream, as one vector, or why it is not known
     dynamic: Tensor | None
     pre: Tensor | None
@@ -130,7 +129,7 @@ class Comparer:
             for (number, prompt), row in zip(some, rows, strict=True):
                 logits = self._logits(row)
                 order = self._order if self._classes else None
-                change = _prompt(number, prompt, row.moved, logits, self._decode, order, self._why_no_loss)
+                change = prompt_change(number, prompt, row.moved, logits, self._decode, order, self._why_no_loss)
                 found.append(Compared(row.blocks, row.errors[0], row.errors[1], change))
         return found
 
@@ -238,10 +237,16 @@ def _check_room(base: Session, prompt: Prompt) -> None:
 
 
 def _keep(ground: Ground, run: BlockRun, step: Step) -> Kept:
-    factors = ground.session.structure.block(run.index).factors
+    block = ground.session.structure.block(run.index)
+
+    def found(operator: Callable[[], AttentionOperator], known: BlockFactors | None) -> Operator:
+        matrix = or_reason(lambda: operator().by_channel().matrix())
+        return Operator(matrix, known is not None and known.origin == "read")
+
+    crosses = run.parts.cross is not None
     return Kept(
-        operator=or_reason(lambda: ground.session.operator(run, step).by_channel().matrix()),
-        read=factors is not None and factors.origin == "read",
+        operator=found(lambda: ground.session.operator(run, step), block.factors),
+        cross=found(lambda: needed(crossing(run, block)), block.cross) if crosses else None,
         ffn=or_reason(lambda: ffn_terms(run, ground.branches[run.parts.module])),
         dynamic=None if step.dynamic_bias is None else step.dynamic_bias.clone(),
         pre=None if step.pre_activation is None else step.pre_activation.clone(),
@@ -255,24 +260,28 @@ def _block(base: Session, index: int, before: Kept, after: Kept, grams: dict[int
     return BlockChange(
         index=index,
         name=base.structure.block(index).parts.name,
-        operator=_operator(index, before, after, grams),
+        operator=_operator(2 * index, before.operator, after.operator, grams),
+        cross=None
+        if before.cross is None or after.cross is None
+        else _operator(2 * index + 1, before.cross, after.cross, grams),
         terms=_terms(before, after),
         base_certificate=before.error,
         tuned_certificate=after.error,
     )
 
 
-def _operator(index: int, before: Kept, after: Kept, grams: dict[int, Tensor]) -> OperatorChange:
-    a, b = before.operator, after.operator
+def _operator(key: int, before: Operator, after: Operator, grams: dict[int, Tensor]) -> OperatorChange:
+    """The change. grams: by `key`, which is another one for every operator of the model."""
+    a, b = before.matrix, after.matrix
     if isinstance(a, str):
         return OperatorChange.absent(a)
     if isinstance(b, str):
         return OperatorChange.absent(b)
     if a.left.shape != b.left.shape or a.factors.value.shape != b.factors.value.shape:
         return OperatorChange.absent("the two operators have other shapes")
-    if index not in grams:  # depends on the weights alone
-        grams[index] = gram_of_changes(a.factors, b.factors)
-    norms = split(a.left, b.left, grams[index])
+    if key not in grams:  # depends on the weights alone
+        grams[key] = gram_of_changes(a.factors, b.factors)
+    norms = split(a.left, b.left, grams[key])
     if norms.base == 0.0:
         return OperatorChange.absent(ZERO)
     told = before.read and after.read
@@ -306,87 +315,3 @@ def _terms(before: Kept, after: Kept) -> TermsChange:
         else:
             reasons[name] = ZERO
     return TermsChange(**values, reasons=reasons)
-
-
-# -- one prompt ----------------------------------------------------------------------------------------------
-
-
-def _prompt(
-    number: int,
-    prompt: Prompt,
-    output: float,
-    logits: tuple[Tensor, Tensor] | str,
-    decode: Decode,
-    order: list[int] | str | None,
-    why_no_loss: str | None,
-) -> PromptChange:
-    """Change of one prompt's prediction. order: where the logits are over classes, as `Labels.order_in` returns it.
-    why_no_loss: why no prompt has a loss; None where they have one."""
-    if isinstance(logits, str):
-        return PromptChange.absent(logits, prompt=number, output=output, moved_tokens=[])
-    ids = prompt.input_ids[0]
-    each, why_no_kl = _divergence(*logits, order)
-    worded = [place for place in range(len(ids)) if place not in prompt.pieces]
-    places = torch.tensor([place for place in worded if place > 0], dtype=torch.int64)
-    losses = [None if why_no_loss else _loss(one, ids, places) for one in logits]
-    why = why_no_loss or (IMPOSSIBLE if len(places) else ONE_TOKEN)
-    reasons = {name: why for name, loss in zip(("loss_base", "loss_tuned"), losses, strict=True) if loss is None}
-    answer = None if why_no_loss else _answer(prompt, logits, each, why_no_kl)
-    if answer is None:
-        reasons["answer"] = NOT_SEEN if prompt.answered is None else NO_ANSWER
-    rows, moved = each, list[tuple[int, float]]()
-    if each is not None and len(each) == len(ids):
-        rows = each[worded]
-        moved = [(worded[i], float(rows[i])) for i in largest(rows, MOVED_TOKENS)]
-    return PromptChange(
-        prompt=number,
-        output=output,
-        kl=None if rows is None else float(rows.mean()),
-        loss_base=losses[0],
-        loss_tuned=losses[1],
-        answer=answer,
-        moved_tokens=[TokenChange(position=i, text=decode(int(ids[i])), kl=nats) for i, nats in moved],
-        reasons=reasons if why_no_kl is None else {**reasons, "kl": why_no_kl},
-    )
-
-
-def _answer(
-    prompt: Prompt, logits: tuple[Tensor, Tensor], each: Tensor | None, why_no_kl: str | None
-) -> AnswerChange | None:
-    """Change on the model's own messages; None where it has no token there with another in front of it. each: as
-    `_divergence` returns it."""
-    places = torch.tensor([place for place in prompt.answered or () if place > 0])
-    if not len(places):
-        return None
-    base, tuned = (_loss(one, prompt.input_ids[0], places) for one in logits)
-    return AnswerChange.explained(
-        IMPOSSIBLE,
-        {} if why_no_kl is None else {"kl": why_no_kl},
-        tokens=len(places),
-        kl=None if each is None else float(each[places - 1].mean()),
-        loss_base=base,
-        loss_tuned=tuned,
-    )
-
-
-def _divergence(p: Tensor, q: Tensor, order: list[int] | str | None) -> tuple[Tensor | None, str | None]:
-    """KL of each row, nats, (N,) float64 on the CPU; or None and why. order: as for `_prompt`."""
-    what = "tokens" if order is None else "classes"
-    if p.shape[1] != q.shape[1]:
-        return None, f"the models predict {p.shape[1]} and {q.shape[1]} {what}"
-    if isinstance(order, str):
-        return None, order
-    each = kl(p, q if order is None else q[:, order]).cpu()
-    if bool(each.isnan().any()):
-        return None, "the logits hold NaN"
-    if bool(each.isinf().any()):
-        return None, f"infinite: the tuned model gives probability 0 to one of the {what} to which the base does not"
-    return each, None
-
-
-def _loss(logits: Tensor, ids: Tensor, places: Tensor) -> float | None:
-    """Mean negative log likelihood, in nats, of the tokens at these places, each at least 1; None if it is not finite
-    or there are none."""
-    if not len(places):
-        return None
-    return finite(mean_loss(logits[places - 1], ids[places]))

@@ -19,7 +19,8 @@ from duat_cli.analysis.lora.findings import Findings
 from duat_cli.analysis.lora.ground import Ground, ground_of
 from duat_cli.analysis.lora.notable import notable
 from duat_cli.analysis.lora.places import NONE_IN_FRONT, Front, FrontNorms, sup_local
-from duat_cli.analysis.lora.prompts import Comparer, Decode
+from duat_cli.analysis.lora.prediction import Decode
+from duat_cli.analysis.lora.prompts import Comparer
 from duat_cli.analysis.lora.weights.change import Change, Opened, change_of, opened
 from duat_cli.analysis.progress import Progress
 from duat_cli.analysis.session import Session, prompt_facts

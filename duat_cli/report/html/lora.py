@@ -16,6 +16,7 @@ from duat_cli.report.tables.grid import Column, on_page, value_at
 from duat_cli.report.tables.lora import (
     BLOCK_COLUMNS,
     COMPARED_KIND_COLUMNS,
+    CROSS_COLUMNS,
     KIND_COLUMNS,
     MODULE_COLUMNS,
     PROMPT_COLUMNS,
@@ -74,6 +75,7 @@ def lora_sheet(report: LoraReport, beside: Sequence[LoraReport]) -> Sheet:
     figures = [
         _kinds(report.kinds, "kinds", first),
         _operator(report, beside),
+        _cross(report, beside),
         _prompts(report, beside),
         _eq18(report),
         *_changes(report.modules, "modules", first),
@@ -137,6 +139,26 @@ def _operator(report: LoraReport, beside: Sequence[LoraReport]) -> Figure | None
         tables=[table_of_blocks(report.blocks, _BLOCK)],
         terms=["blocks[].operator.relative_change", *(f"blocks[].{path}" for path, _, _ in _PARTS)],
         legend=[*meanings("bar", _PARTS), *meanings("dot", _WHOLE)],
+    )
+
+
+def _cross(report: LoraReport, beside: Sequence[LoraReport]) -> Figure | None:
+    known = [block for block in report.blocks or [] if block.cross and block.cross.relative_change is not None]
+    if not known:
+        return None
+    parts, whole = (
+        [(path.replace("operator", "cross"), series, text) for path, series, text in rows] for rows in (_PARTS, _WHOLE)
+    )
+    every = [block for other in beside for block in other.blocks or [] if block.cross is not None]
+    about = "Stacked bars over blocks: routing, weights, interaction of cross-attention."
+    return Figure(
+        key="cross",
+        title="What changed W'_c of each block: what the decoder reads of the encoder",
+        says="As for W', of cross-attention. A change of the encoder's states themselves is no part of it.",
+        picture=stacked(known, every, parts, "change (% of W'_c of the base)", about, whole),
+        tables=[table_of_blocks(known, on_page(CROSS_COLUMNS))],
+        terms=["blocks[].cross.relative_change"],
+        legend=[*meanings("bar", parts), *meanings("dot", whole)],
     )
 
 

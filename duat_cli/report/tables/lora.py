@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from rich.console import RenderableType
 from rich.text import Text
@@ -96,6 +97,10 @@ BLOCK_COLUMNS = [
     Column(("dynamic", "bias", "%"), "terms.dynamic_bias", numbers.percent),
     Column(("output", "%"), "terms.output", numbers.percent),
 ]
+CROSS_COLUMNS = [
+    Column(("W'_c", "%"), "cross.relative_change", numbers.percent, ("change of W'_c", "%")),
+    *(replace(column, path=column.path.replace("operator", "cross")) for column in BLOCK_COLUMNS[1:4]),
+]
 _SHOWN = 40  # how many prompts are shown at most; the others are in the JSON
 _PREDICTED_COLUMNS = [
     Column(("output", "%"), "output", numbers.percent),
@@ -124,7 +129,7 @@ TABLES = {
     "modules[].": MODULE_COLUMNS,
     "comparison.modules[].": _COMPARED_COLUMNS,
     "comparison.kinds[].": COMPARED_KIND_COLUMNS,
-    "blocks[].": BLOCK_COLUMNS,
+    "blocks[].": [*BLOCK_COLUMNS, *CROSS_COLUMNS],
     "by_prompt[].": PROMPT_COLUMNS,
 }
 
@@ -284,7 +289,10 @@ def _blocks(report: LoraReport, page: Page) -> list[RenderableType]:
         "routing (what attention looks at) + weights (what it carries) + interaction add up to the change of W' as "
         "matrices; their norms need not."
     )
-    return facts.whole(title, report.blocks, BLOCK, BLOCK_COLUMNS, page, legend)
+    table = facts.whole(title, report.blocks, BLOCK, BLOCK_COLUMNS, page, legend)
+    reading = [block for block in report.blocks if block.cross is not None]
+    title = "Cross-attention: relative changes of W'_c, from the encoder's tokens to the decoder's"
+    return [*table, *(facts.whole(title, reading, BLOCK, CROSS_COLUMNS, page) if reading else [])]
 
 
 def _prompts(report: LoraReport, page: Page) -> list[RenderableType]:

@@ -109,6 +109,49 @@ def test_the_prediction_is_that_of_whole_models(pair: tuple[Path, Path, Path], w
     assert all(name.removeprefix("model.").startswith("encoder.") for name in report.eq18.elsewhere)
 
 
+@pytest.mark.parametrize("way", ["adapter", "merged"])
+@no_grad()
+def test_cross_attention_moves_as_dense_matrices_say(pair: tuple[Path, Path, Path], way: str) -> None:
+    """In T5 it adds to the stream as it is, so that its W'_c is sum_h H_c,h (x) (V_h O_h)^T."""
+    base, adapter, merged = pair
+    report = compared(base, adapter if way == "adapter" else merged)
+    assert all(block.cross and block.cross.relative_change for block in report.blocks)
+    eager = {"attn_implementation": "eager"}
+    models = [AutoModelForSeq2SeqLM.from_pretrained(one, **eager).double() for one in (base, merged)]
+    if models[0].config.model_type != "t5":  # BART's norm behind it scales its rows
+        return
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    own = models[0].prepare_decoder_input_ids_from_labels(torch.tensor([tokenizer(text_target=OWN)["input_ids"]]))
+    for block in report.blocks:
+        modules = [model.decoder.block[block.index].layer[1].EncDecAttention for model in models]
+        A, after = (
+            torch.einsum("mhd,hdn->hmn", one.v.weight.T.unflatten(1, (4, 8)), one.o.weight.T.unflatten(0, (4, 8)))
+            for one in modules
+        )
+        found: dict[str, list[float]] = {"relative_change": [], "routing": [], "weights": [], "interaction": []}
+        for text in TEXTS:
+            ids = torch.tensor([tokenizer(text)["input_ids"]])
+            H, moved = (
+                model(input_ids=ids, decoder_input_ids=own, output_attentions=True).cross_attentions[block.index][0]
+                for model in models
+            )
+            whole = _dense(H, A)
+            parts = {
+                "relative_change": _dense(moved, after) - whole,
+                "routing": _dense(moved - H, A),
+                "weights": _dense(H, after - A),
+                "interaction": _dense(moved - H, after - A),
+            }
+            for name, part in parts.items():
+                found[name].append(float(part.norm() / whole.norm()))
+        for name, values in found.items():
+            assert getattr(block.cross, name) == pytest.approx(sum(values) / len(values), rel=1e-6), name
+
+
+def _dense(H: Tensor, A: Tensor) -> Tensor:
+    return torch.einsum("hnk,hmo->nokm", H, A)
+
+
 def test_blocks_read_one_by_one_give_the_same(pair: tuple[Path, Path, Path]) -> None:
     base, adapter, _ = pair
     resident = compared(base, adapter)

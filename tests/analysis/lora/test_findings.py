@@ -9,7 +9,8 @@ import pytest
 
 from duat_cli.analysis.lora import findings as module
 from duat_cli.analysis.lora.findings import Findings
-from duat_cli.analysis.lora.prompts import ONE_TOKEN, Compared
+from duat_cli.analysis.lora.prediction import ONE_TOKEN
+from duat_cli.analysis.lora.prompts import Compared
 from duat_cli.results.lora import AnswerChange, PromptChange
 
 COUNT = 60

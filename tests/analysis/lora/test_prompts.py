@@ -26,7 +26,8 @@ from duat_cli.analysis.lora.applied import adapted
 from duat_cli.analysis.lora.findings import Findings
 from duat_cli.analysis.lora.ground import ground_of
 from duat_cli.analysis.lora.places import FrontNorms, sup_local, true_gain
-from duat_cli.analysis.lora.prompts import Comparer, logits_of
+from duat_cli.analysis.lora.prompts import Comparer
+from duat_cli.analysis.lora.reading import logits_of
 from duat_cli.analysis.lora.report import adapter_pair, checkpoint_pair
 from duat_cli.analysis.lora.weights.adapter_diff import adapter_report
 from duat_cli.analysis.lora.weights.checkpoint_diff import checkpoint_report
