@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from duat_cli.report.html.drawing import marks
-from duat_cli.report.html.drawing.blocks import meanings, stacked, table_of_blocks
+from duat_cli.report.html.drawing.blocks import meanings, parts_of_cross, stacked, table_of_blocks
 from duat_cli.report.html.drawing.cells import layer_map, place_of
 from duat_cli.report.html.drawing.figure import Figure, Sheet, Verdict, loaded, noted, skipped, tiles_of
 from duat_cli.report.html.drawing.plot import Axis, Plot, diagonal, dotted
@@ -146,9 +146,7 @@ def _cross(report: LoraReport, beside: Sequence[LoraReport]) -> Figure | None:
     known = [block for block in report.blocks or [] if block.cross and block.cross.relative_change is not None]
     if not known:
         return None
-    parts, whole = (
-        [(path.replace("operator", "cross"), series, text) for path, series, text in rows] for rows in (_PARTS, _WHOLE)
-    )
+    parts, whole = parts_of_cross(_PARTS), parts_of_cross(_WHOLE)
     every = [block for other in beside for block in other.blocks or [] if block.cross is not None]
     about = "Stacked bars over blocks: routing, weights, interaction of cross-attention."
     return Figure(

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from rich.console import RenderableType
 
 from duat_cli.report.tables import facts, numbers, patching
-from duat_cli.report.tables.grid import BLOCK, Column, Labels, missing, titled
+from duat_cli.report.tables.grid import BLOCK, Column, Labels, missing, of_cross, titled
 from duat_cli.report.tables.numbers import SIGNED
 from duat_cli.report.tables.page import BLANK, Page, cut, heading, item, note
 from duat_cli.results.compare.report import (
@@ -40,7 +39,7 @@ BLOCK_COLUMNS = [
 ]
 CROSS_COLUMNS = [
     Column(("W'_c", "%"), "cross.relative", numbers.percent, ("change of W'_c", "%")),
-    *(replace(column, path=column.path.replace("operator", "cross")) for column in BLOCK_COLUMNS[1:7]),
+    *of_cross(BLOCK_COLUMNS[1:7]),
 ]
 _CROSS_LEGEND = (
     "W'_c: cross-attention as one matrix, from the encoder's tokens to the decoder's. unal.: share of it that reads "

@@ -64,6 +64,11 @@ def on_page(columns: Iterable[Column], *paths: str) -> list[Column]:
     return [shown[path] for path in paths or shown]
 
 
+def of_cross(columns: Iterable[Column]) -> list[Column]:
+    """The same columns of W'_c, whose field `cross` stands beside `operator`; of each path the first part differs."""
+    return [replace(column, path=column.path.replace("operator.", "cross.")) for column in columns]
+
+
 @dataclass(frozen=True)
 class Labels:
     """The first column, which names each row."""

@@ -5,14 +5,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 
 from rich.console import RenderableType
 from rich.text import Text
 
 from duat_cli.grouping import by_key
 from duat_cli.report.tables import facts, numbers
-from duat_cli.report.tables.grid import BLOCK, PROMPT, Column, Labels, filled, fits, spaced, unshown
+from duat_cli.report.tables.grid import BLOCK, PROMPT, Column, Labels, filled, fits, of_cross, spaced, unshown
 from duat_cli.report.tables.page import BLANK, Page, cut, heading, item, line, note
 from duat_cli.results.base import Result
 from duat_cli.results.lora import Eq18, LoraReport, TokenChange
@@ -99,7 +98,7 @@ BLOCK_COLUMNS = [
 ]
 CROSS_COLUMNS = [
     Column(("W'_c", "%"), "cross.relative_change", numbers.percent, ("change of W'_c", "%")),
-    *(replace(column, path=column.path.replace("operator", "cross")) for column in BLOCK_COLUMNS[1:4]),
+    *of_cross(BLOCK_COLUMNS[1:4]),
 ]
 _SHOWN = 40  # how many prompts are shown at most; the others are in the JSON
 _PREDICTED_COLUMNS = [

@@ -11,6 +11,7 @@ from duat_cli.report.html.drawing.blocks import (
     lines,
     map_of_heads,
     meanings,
+    parts_of_cross,
     stacked,
     table_of_blocks,
     table_of_heads,
@@ -109,9 +110,7 @@ def _cross(blocks: Sequence[BlockComparison], beside: Sequence[CompareReport]) -
     known = [block for block in blocks if block.cross is not None and block.cross.relative is not None]
     if not known:
         return None
-    parts, points = (
-        [(path.replace("operator", "cross"), series, text) for path, series, text in rows] for rows in (_PARTS, _POINTS)
-    )
+    parts, points = parts_of_cross(_PARTS), parts_of_cross(_POINTS)
     every = [block for other in beside for block in _blocks_of(other) if block.cross is not None]
     about = "Stacked bars over blocks: routing, scale, interaction of cross-attention; points: the whole, its null."
     return Figure(

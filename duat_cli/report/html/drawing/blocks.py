@@ -50,6 +50,11 @@ def meanings(kind: str, parts: Parts) -> list[Sample]:
     return [(f"hollow {kind}" if _is_null(path) else kind, series, name) for path, series, name in parts]
 
 
+def parts_of_cross(parts: Parts) -> Parts:
+    """The same parts of W'_c, as `of_cross` gives columns."""
+    return [(path.replace("operator.", "cross."), series, name) for path, series, name in parts]
+
+
 def _is_null(path: str) -> bool:
     return "null" in path.split(".")
 
