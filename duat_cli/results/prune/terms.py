@@ -110,7 +110,8 @@ class PruneTerm(WithReasons):
         Meaning(
             "the metric's: nats a token, or relative",
             "estimate",
-            how="with an interval, which is of the sampling, not of the linearisation",
+            how="with an interval, which is of the sampling, not of the linearisation; terms share the probes, so that "
+            "intervals of many may miss at once",
             formula="from responses r_k = <d<v_k, out>/d site, term> of K probes v_k: the leading term of the damage",
             signed=True,
             source="Gaussian probes with the covariance of the metric; intervals by chi-square, Satterthwaite (1946)",
