@@ -99,9 +99,9 @@ def _tokens(before: Answers, now: Answers, dtype: str) -> Agreement:
     margins = [max(margin, own) for old, new, margin, own in pairs if old != new]
     ties = sum(margin <= NEAR_TIE[dtype] for margin in margins)
     changed, count = len(margins) - ties, len(now.tokens)
-    tied = f"; {plural(ties, 'near tie')} turned" if ties else ""
+    tied = f"; {plural(ties, 'of the others is a near tie', 'of the others are near ties')}" if ties else ""
     what = "class" if now.predicts in CLASSES else "token"
-    text = f"the most likely {what} is the baseline's in {count - changed} of {count} predictions{tied}"
+    text = f"the most likely {what} is the baseline's in {count - len(margins)} of {count} predictions{tied}"
     found = Agreement(changed / count, CHANGED[dtype], text, near_ties=ties)
     if now.predicts not in CLASSES:
         return found

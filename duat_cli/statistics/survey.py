@@ -1,9 +1,11 @@
 """An estimate of a mean over many items of which few are measured, with a prediction of all of them as control variate.
 
 The sum of all predictions is known; only their total error is estimated. The probability that an item is drawn grows
-with its prediction, so that the few items that hold most of the sum are measured. The estimate is unbiased however bad
-the prediction is (Horvitz & Thompson 1952; the difference estimator of Särndal, Swensson & Wretman 1992, section 6.3),
-and precise where it is good.
+with its prediction, so that the few items that hold most of the sum are measured. How much of the prediction is used,
+from nothing (Horvitz & Thompson 1952) to all of it (the difference estimator of Särndal, Swensson & Wretman 1992,
+section 6.3), is fitted to the drawn items, as in their regression estimator (section 6.4): nothing may be assumed of
+the prediction, and one that is a hundred times too large would add an error of its own size. The fit leaves a bias
+that is small beside the error.
 """
 
 from __future__ import annotations
@@ -16,6 +18,8 @@ from torch import Tensor
 from duat_cli.statistics.ranking import Estimate
 
 FEWEST = 5  # drawn items that were not certain to be drawn; fewer do not show how far predictions are off
+FITTED = 2  # numbers that are fitted to the drawn items: their mean error, and how much of the prediction is used
+EVEN = 0.003  # share of the error below which that of a resample, of a few items over and over, is none
 RESAMPLES = 2000
 SEED = 29
 
@@ -61,31 +65,43 @@ def mean_of(prediction: Tensor, drawn: Tensor, chance: Tensor, measured: Tensor,
     of the others are drawn. No interval can account for an item with a small prediction and a large error that was not
     drawn.
     """
-    off = (measured.double() - prediction.double()[drawn]) / chance
-    value = float((prediction.double().sum() + off.sum()) / len(prediction))
+    x, y = prediction.double()[drawn] / chance, measured.double() / chance
+    rest = chance < 1
+    weight, count = 1 - chance[rest], int(rest.sum())
+    used = float(_slope(x[rest], y[rest], weight)) if count else 1.0
+    value = float((used * (prediction.double().sum() - x.sum()) + y.sum()) / len(prediction))
     if len(drawn) == len(prediction):
         return Estimate(value, value, value)
-    spread, weight = off[chance < 1], 1 - chance[chance < 1]
-    count = len(spread)
     if count < FEWEST:
         return None
-    error = float(_error(spread, weight))
-    student = quantile((1 + confidence) / 2, count - 1)
+    x, y = x[rest], y[rest]
+    error = float(_error(y - used * x, weight))
+    student = quantile((1 + confidence) / 2, count - FITTED)
     picks = torch.randint(count, (RESAMPLES, count), generator=torch.Generator().manual_seed(SEED))
-    again, errors = spread[picks], _error(spread[picks], weight[picks])
-    moved = (again.sum(dim=1) - count * spread.mean()) * weight.mean().sqrt() / errors
+    again = _slope(x[picks], y[picks], weight[picks])[:, None]  # fitted anew: the fit is a part of the estimate
+    off = y[picks] - again * x[picks]
+    errors = _error(off, weight[picks])
+    moved = (off.sum(dim=1) + again[:, 0] * x.sum() - y.sum()) * weight.mean().sqrt() / errors
     tails = torch.tensor([(1 - confidence) / 2, (1 + confidence) / 2], dtype=torch.float64)
-    known = moved[errors > 1e-9 * error]
+    known = moved[errors > EVEN * error]
     low, high = torch.quantile(known, tails).tolist() if len(known) else (-student, student)
     outer = max(student, high), max(student, -low)
     return Estimate(value, value - outer[0] * error / len(prediction), value + outer[1] * error / len(prediction))
+
+
+def _slope(x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+    """How much of the prediction to use, 0 to 1: what leaves the least variance along the last axis. A prediction that
+    is a hundred times too large would otherwise bring its own size into the estimate."""
+    x, y = (v - (weight * v).sum(dim=-1, keepdim=True) / weight.sum(dim=-1, keepdim=True) for v in (x, y))
+    along, size = (weight * x * y).sum(dim=-1), (weight * x.square()).sum(dim=-1)
+    return torch.where(size > 0, along / size, 1.0).clamp(0, 1)
 
 
 def _error(spread: Tensor, weight: Tensor) -> Tensor:
     """Standard error of the sum along the last axis."""
     middle = (weight * spread).sum(dim=-1, keepdim=True) / weight.sum(dim=-1, keepdim=True)
     count = spread.shape[-1]
-    return ((weight * (spread - middle).square()).sum(dim=-1) * count / (count - 1)).sqrt()
+    return ((weight * (spread - middle).square()).sum(dim=-1) * count / (count - FITTED)).sqrt()
 
 
 def quantile(share: float, degrees: int) -> float:

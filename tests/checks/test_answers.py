@@ -26,6 +26,11 @@ def test_a_near_tie_counts_as_the_same_where_both_runs_are_near_it() -> None:
     assert of(before, before).distance == 0
     found = of(before, tokens((1, 0.5), (9, 0.004), (3, 0.005), (4, 1.0)))
     assert (found.distance, found.near_ties) == (0, 1)
+    same = "the most likely token is the baseline's in"
+    assert found.text == f"{same} 3 of 4 predictions; 1 of the others is a near tie"
+    assert of(before, tokens((8, 2.0), (9, 0.004), (3, 0.005), (4, 1.0))).text == (
+        f"{same} 2 of 4 predictions; 1 of the others is a near tie"
+    )
     for far in (tokens((1, 0.5), (9, 2.0), (3, 0.1), (4, 1.0)), tokens((8, 0.001), (2, 0.005), (3, 0.1), (4, 1.0))):
         assert (of(before, far).distance, of(before, far).near_ties) == (0.25, 0)
 

@@ -1,4 +1,5 @@
-"""The mean over many items of which few are measured: unbiased, and its interval covers as often as it says."""
+"""The mean over many items of which few are measured: without a bias that shows, and its interval covers as often as it
+says."""
 
 from __future__ import annotations
 
@@ -59,6 +60,18 @@ def test_a_prediction_that_is_worth_nothing_leaves_it_unbiased(monkeypatch: pyte
     values, _, _ = repeated(prediction.flip(0), truth, 24, 0.9)
     assert abs(float(values.mean() - truth.mean())) <= 4 * float(values.std()) / ROUNDS**0.5
     assert abs(float(prediction.flip(0)[:24].mean() - truth.mean())) > 4 * float(values.std()) / ROUNDS**0.5
+
+
+def test_a_prediction_far_too_large_does_not_bring_its_own_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a linearisation at massive activations is off by a hundred and more: the error is of the truth's size,
+    and damages that are all above zero have no mean below it."""
+    monkeypatch.setattr(survey, "RESAMPLES", 400)
+    prediction, truth = population(1000, 300.0, 1.0, 3)
+    values, covered, width = repeated(prediction, truth, 16, 0.95)
+    assert float(values.min()) > 0
+    assert float(values.std()) < 0.5 * float(truth.mean())
+    assert covered >= 0.915
+    assert width < 1.5 * float(truth.mean())
 
 
 def test_each_item_is_drawn_with_its_chance() -> None:

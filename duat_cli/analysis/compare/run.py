@@ -388,4 +388,5 @@ def _amplified(blocks: Sequence[BlockComparison]) -> list[str]:
     if top is None or (top.amplification or 0.0) < STEEP:
         return []
     factor = f"{top.amplification:.3g} times as much, relatively, as its input"
-    return [f"block {top.index} drives the prompts apart most: its output changes {factor}"]
+    # no word of distances: a block that removes a massive activation raises the relative change by its norm alone
+    return [f"block {top.index} raises the relative change most: its output changes {factor}"]

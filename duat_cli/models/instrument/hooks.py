@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -86,11 +87,7 @@ def patched(module: nn.Module, instead: Instead) -> Iterator[Forward]:
     """While active, `module` runs `instead(module, its own forward, args, kwargs)` in place of its own forward, which
     is yielded."""
     own, original = "forward" in vars(module), module.forward
-
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        return instead(module, original, args, kwargs)
-
-    module.forward = forward
+    module.forward = _Patch(module, original, instead)
     try:
         yield original
     finally:
@@ -98,3 +95,17 @@ def patched(module: nn.Module, instead: Instead) -> Iterator[Forward]:
             module.forward = original
         else:
             del module.forward
+
+
+class _Patch:
+    """A forward in the place of a module's own. A copy of the module has its own one again: this one runs the module
+    that it was made for, with that one's weights."""
+
+    def __init__(self, module: nn.Module, original: Forward, instead: Instead) -> None:
+        self._module, self._original, self._instead = module, original, instead
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._instead(self._module, self._original, args, kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Forward:
+        return copy.deepcopy(self._original, memo)  # a bound method is bound to the copy, by the memo

@@ -114,7 +114,7 @@ def _behaviour(report: CheckReport) -> list[RenderableType]:
         why = found.reasons.get("loss_per_token", "no head over its tokens")
         texts.append(f"{why}: its embeddings are what a baseline holds")
     if found.agreement is not None:
-        ties = f", {plural(found.near_ties, 'near tie')} turned" if found.near_ties else ""
+        ties = f", counting {plural(found.near_ties, 'near tie')} that turned" if found.near_ties else ""
         apart = "" if found.kl is None else f"; KL of the classes {numbers.plain(found.kl)} nats"
         texts.append(f"{found.agreement:.1%} of the baseline's predictions are the same{ties}{apart}")
     if found.cosine is not None:

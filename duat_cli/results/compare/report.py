@@ -161,8 +161,9 @@ class BlockComparison(WithReasons):
         description="change of the block's output between the two prompts, on the aligned tokens"
     )
     amplification: Annotated[Finite | None, Meaning("times", "exact", formula="output / input")] = Field(
-        description="relative change of the block's output over that of its input: above 1 the block drives the two "
-        "prompts apart; null where the input changes by no more than rounding"
+        description="relative change of the block's output over that of its input. Both are relative to norms over all "
+        "aligned tokens: a block that makes a massive activation lowers it, and one that removes it raises it, however "
+        "far the prompts come apart; null where the input changes by no more than rounding"
     )
     certificate_error: Annotated[Finite, REBUILT] = Field(
         description="relative error of the block's rebuilt output against the model's own, largest over the compared "

@@ -299,10 +299,11 @@ class Prediction(WithReasons):
         Meaning(
             "the metric's",
             "estimate",
-            how="unbiased; the interval is of which terms are drawn, not of which prompts, and holds less often than "
-            "said where few terms that are predicted to be small hold most of the error; exact where all are ablated",
-            formula="(sum of all predictions + sum over ablated terms of (measured - predicted) / chance) / terms",
-            source="difference estimator, Särndal, Swensson & Wretman (1992); variance by Hájek (1964); ends of the "
+            how="the interval is of which terms are drawn, not of which prompts, and holds less often than said where "
+            "few terms that are predicted to be small hold most of the error; exact where all are ablated",
+            formula="(s sum of all predictions + sum over ablated terms of (measured - s predicted) / chance) / terms, "
+            "s from 0 to 1, fitted to the ablated terms",
+            source="regression estimator, Särndal, Swensson & Wretman (1992); variance by Hájek (1964); ends of the "
             "interval by Student's t or the studentised bootstrap, whichever is further out",
             signed=True,
         ),

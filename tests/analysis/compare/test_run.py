@@ -237,6 +237,18 @@ def test_every_number_is_that_of_the_model_itself(model_type: str, by_place: boo
             assert block.reasons["bias"] == "it is zero under the first prompt"
 
 
+def test_of_an_amplification_only_what_it_measures_is_said() -> None:
+    """A change relative to the norm, which massive activations raise and lower: of no block is it said that it drives
+    the prompts apart."""
+    for model_type in MODELS:
+        comparison = in_double(model_type).comparison
+        known = [(block.amplification, block.index) for block in comparison.blocks if block.amplification is not None]
+        said = [text for text in comparison.notable if "its output changes" in text]
+        size, index = max(known, default=(0.0, 0))
+        expected = f"block {index} raises the relative change most: its output changes {size:.3g} times as much"
+        assert said == ([f"{expected}, relatively, as its input"] if size >= 1.5 else [])
+
+
 @pytest.mark.parametrize("model_type", MODELS)
 def test_float32_agrees_with_float64(model_type: str) -> None:
     for one, two in zip(in_single(model_type).comparison.blocks, in_double(model_type).comparison.blocks, strict=True):

@@ -13,8 +13,10 @@ import pytest
 import torch
 from adapters import weights_of
 from helpers import quiet
+from paging import streaming
 from torch import Tensor, nn
 
+import duat_cli
 from duat_cli.analysis.lora import applied as lora_applied
 from duat_cli.analysis.lora.report import adapter_pair, checkpoint_pair
 from duat_cli.analysis.lora.weights.adapter_diff import adapter_report
@@ -205,6 +207,16 @@ def test_experts_and_norms_are_named_with_their_reasons(tmp_path: Path) -> None:
     reasons = {entry.what.rpartition(".layers.")[2]: entry.why for entry in found.not_covered}
     assert "not made by one linear layer of its neurons" in reasons["1.mlp.experts.down_proj"]  # block 0 has none
     assert reasons["0.post_attention_layernorm.weight"] == "it is no linear layer of the block's FFN"
+
+
+def test_in_half_precision_blocks_read_one_by_one_give_the_same(tmp_path: Path) -> None:
+    base, adapter = made("llama", tmp_path, ["up_proj", "down_proj"])
+    ids = [list(range(3, 9))]
+    resident = duat_cli.lora_diff(base, adapter, prompts=ids, dtype="bfloat16").eq18
+    with streaming():
+        streamed = duat_cli.lora_diff(base, adapter, prompts=ids, dtype="bfloat16").eq18
+    assert "rounding to bfloat16" in resident.not_covered[0].why  # so its layers were found and tested
+    assert resident == streamed
 
 
 def test_what_rounding_hides_is_not_called_sound(tmp_path: Path) -> None:

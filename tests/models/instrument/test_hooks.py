@@ -106,6 +106,18 @@ def test_a_patch_stands_in_for_forward_and_yields_it() -> None:
     assert torch.equal(module(X), 2 * X)
 
 
+def test_a_copy_of_a_patched_module_runs_its_own_weights() -> None:
+    """A float32 copy, made while a pass goes through the model, would otherwise call the half precision one."""
+    block = nn.Sequential(nn.Linear(2, 2, bias=False).bfloat16())
+    with patched(block[0], add_one), patched(block[0], add_one), torch.no_grad():
+        twin = copy.deepcopy(block).float()
+        twin[0].weight.copy_(torch.eye(2))
+        assert torch.equal(twin(X), X)
+    assert traces(twin[0]) == ["forward"]  # a bound method of its own
+    with torch.no_grad():
+        assert torch.equal(twin(X), X)
+
+
 def test_patches_nest_and_keep_a_forward_of_the_modules_own() -> None:
     module = Scale()
     module.forward = own = lambda x: x * 5  # type: ignore[method-assign,assignment]

@@ -168,7 +168,7 @@ def _amplification(blocks: Sequence[BlockComparison], beside: Sequence[CompareRe
     return Figure(
         key="amplification",
         half=True,
-        title="Which blocks drive the two prompts apart: amplification along the depth",
+        title="Which blocks raise the relative change: amplification along the depth",
         says="Above the dashed line the relative difference is larger behind the block than in front of it.",
         picture=plot.svg(drawn, "A line over blocks: relative change of the output over that of the input."),
         tables=[table_of_blocks(blocks, _AMPLIFICATION, "comparison.blocks[]")],
