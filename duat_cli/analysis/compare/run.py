@@ -346,6 +346,8 @@ def _most_moved(blocks: Sequence[BlockComparison], pairs: Sequence[Pair], roundi
     """A sentence on the block whose W' moved most, through what, and how far it would move with uniform attention."""
     sizes = [block.operator.relative for block in blocks if block.operator.relative is not None]
     known = [block for block in blocks if (block.operator.relative or 0.0) > rounding]
+    if not known and any(block.cross is not None for block in blocks):
+        return []  # a decoder's tokens read the encoder's, too
     if not known:
         placed = any(len(pair.aligned.a) < pair.aligned.tokens[0] == pair.aligned.tokens[1] for pair in pairs)
         beginning = all(pair.aligned.is_beginning() for pair in pairs)

@@ -200,6 +200,15 @@ def test_sources_without_a_common_token_have_a_reason(tmp_path: Path) -> None:
     assert all(block.cross and block.cross.relative for block in by_place.comparison.blocks)
 
 
+def test_of_a_block_whose_own_attention_stays_only_cross_attention_is_notable(tmp_path: Path) -> None:
+    report = compared(save_t5(tmp_path), layers=0)
+    assert report.comparison is not None
+    assert report.comparison.blocks[0].operator.relative == 0.0
+    assert [sentence.partition(" moved")[0] for sentence in report.comparison.notable] == [
+        "block 0: W'_c of cross-attention"
+    ]
+
+
 def test_two_sounds_are_compared_place_by_place(tmp_path: Path) -> None:
     model = image_models.build("whisper")
     model.save_pretrained(tmp_path / "model")
