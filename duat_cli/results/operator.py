@@ -254,7 +254,7 @@ class Nulls(WithReasons):
     )
     reinitialised: Annotated[NullStats | None, Meaning(needs="null")] = Field(
         description="null of the architecture: the model's class built anew from its config (transformers' own "
-        "initialisation, fixed seed), on as many random tokens; with --null all"
+        "initialisation, fixed seed; one draw, another in every dtype), on as many random tokens; with --null all"
     )
 
 

@@ -148,7 +148,8 @@ def compare(
             report = compute(reading.loaded, texts, reading.inputs, settings, words, progress)
 
     if texts is not None and texts.made_up and said:  # of a drawn picture the report has a warning
-        cut = ", cut to as many tokens" if asked.patch is not None or asked.align == "position" else ""
+        alike = files.stack != "decoder" and (asked.patch is not None or asked.align == "position")
+        cut = ", cut to as many tokens" if alike else ""
         talk.note(f"no prompts given: using the paper's own two{cut}")
     presentation.emit(report, talk)
     checks = [found.holds for found in (report.fixed, report.patched) if found is not None]
