@@ -52,17 +52,20 @@ def token_errors(got: Tensor, expected: Tensor, beside: Iterable[Tensor], prompt
     length from which a token was computed. The error of a token is relative to the largest norm among all these, as
     where large values cancel their rounding is left.
     """
-    missed, whole, *others = token_norms([got - expected, expected, *beside])
-    largest = torch.stack([whole, *others]).amax(dim=0)
-    over_all = torch.stack([missed, whole]).reshape(2, prompts, -1).norm(dim=-1).T.tolist()
-    of_tokens = torch.where(missed == 0, missed, missed / largest).reshape(prompts, -1).amax(dim=-1).tolist()
-    return [max(_ratio(*both), worst) for both, worst in zip(over_all, of_tokens, strict=True)]
+    norms = token_norms([got - expected, expected, *beside])
+    over_all = torch.linalg.vector_norm(norms[:2].reshape(2, prompts, -1), dim=-1).T.tolist()
+    of_tokens = norms[0] / norms[1:].amax(dim=0)
+    worst = (
+        of_tokens.nan_to_num_(nan=0.0, posinf=math.inf).reshape(prompts, -1).amax(dim=-1).tolist()
+    )  # 0 / 0: no error
+    return [max(_ratio(*both), one) for both, one in zip(over_all, worst, strict=True)]
 
 
 def token_norms(tensors: Sequence[Tensor]) -> Tensor:
     """Norms of the rows of each tensor, (len(tensors), rows), in float64; the widths of the rows may differ."""
     norms = torch.stack([torch.linalg.vector_norm(wide(x.detach()), dim=-1) for x in tensors]).double()
-    if bool(((norms > _SQUARES[0]) & (norms < _SQUARES[1])).all()):
+    low, high = torch.stack(norms.aminmax()).tolist()
+    if _SQUARES[0] < low and high < _SQUARES[1]:
         return norms
     return torch.stack([torch.linalg.vector_norm(x.detach(), dim=-1, dtype=torch.float64) for x in tensors])
 
