@@ -55,9 +55,8 @@ def token_errors(got: Tensor, expected: Tensor, beside: Iterable[Tensor], prompt
     norms = token_norms([got - expected, expected, *beside])
     over_all = torch.linalg.vector_norm(norms[:2].reshape(2, prompts, -1), dim=-1).T.tolist()
     of_tokens = norms[0] / norms[1:].amax(dim=0)
-    worst = (
-        of_tokens.nan_to_num_(nan=0.0, posinf=math.inf).reshape(prompts, -1).amax(dim=-1).tolist()
-    )  # 0 / 0: no error
+    of_tokens.nan_to_num_(nan=0.0, posinf=math.inf)  # 0 / 0 is no error
+    worst = of_tokens.reshape(prompts, -1).amax(dim=-1).tolist()
     return [max(_ratio(*both), one) for both, one in zip(over_all, worst, strict=True)]
 
 
