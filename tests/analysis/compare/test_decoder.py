@@ -9,7 +9,7 @@ import bad_checkpoints
 import image_models
 import pytest
 import torch
-from decoders import save_t5
+from decoders import carried, dense_crossing, save_bart, save_t5
 from helpers import far
 from paging import streaming
 from safetensors.torch import save_file
@@ -17,8 +17,6 @@ from torch import Tensor, no_grad
 from transformers import (
     AutoModelForSeq2SeqLM,
     AutoTokenizer,
-    BartConfig,
-    BartForConditionalGeneration,
 )
 
 from duat_cli.api.comparing import compare
@@ -27,23 +25,13 @@ from duat_cli.results.compare.report import CompareReport
 
 SOURCES, OWN = ["abcdXYefg", "abcdUVWefghi"], "Le chat"
 ALIGNED = [0, 1, 2, 3, 6, 7, 8], [0, 1, 2, 3, 7, 8, 9]  # 'abcd' and 'efg'
-BART = BartConfig(
-    vocab_size=264, d_model=32, encoder_layers=2, decoder_layers=3, encoder_attention_heads=4,
-    decoder_attention_heads=4, encoder_ffn_dim=48, decoder_ffn_dim=48, max_position_embeddings=64, pad_token_id=259,
-    bos_token_id=256, eos_token_id=257, decoder_start_token_id=257, forced_eos_token_id=None,
-)  # fmt: skip
 CROSS = {"t5": "decoder.block.{}.layer.1.EncDecAttention", "bart": "model.decoder.layers.{}.encoder_attn"}
 
 
 @pytest.fixture(scope="module", params=list(CROSS))
 def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     folder = tmp_path_factory.mktemp(request.param)
-    if request.param == "t5":
-        return request.param, save_t5(folder)
-    torch.manual_seed(3)
-    BartForConditionalGeneration(BART).save_pretrained(folder)
-    bad_checkpoints.tokenizer(folder)
-    return request.param, folder
+    return request.param, save_t5(folder) if request.param == "t5" else save_bart(folder)
 
 
 class Plain:
@@ -108,25 +96,24 @@ def test_cross_attention_moves_as_dense_matrices_say(tmp_path: Path) -> None:
     assert report.comparison is not None
     for block in report.comparison.blocks:
         module = plain.model.get_submodule(CROSS["t5"].format(block.index))
-        heads = [module.v.weight.T.unflatten(1, (4, 8)), module.o.weight.T.unflatten(0, (4, 8))]
-        A = torch.einsum("mhd,hdn->hmn", *heads).detach()
+        A = carried(module)
         H = [one.cross_attentions[block.index][0] for one in plain.seen]
         on = [rows[:, :, places] for rows, places in zip(H, ALIGNED, strict=True)]
 
-        def dense(rows: Tensor, A: Tensor = A) -> Tensor:
-            return torch.einsum("hnk,hmo->nokm", rows, A)
-
         assert block.cross is not None
-        assert block.cross.relative == pytest.approx(far(dense(on[1]), dense(on[0])), rel=1e-6)
+        assert block.cross.relative == pytest.approx(far(dense_crossing(on[1], A), dense_crossing(on[0], A)), rel=1e-6)
         assert block.cross.relative == pytest.approx(block.cross.routing, rel=1e-9)  # no scale of it moves
         both = zip(on, H, strict=True)
-        left = [1 - float(dense(some).square().sum() / dense(rows).square().sum()) for some, rows in both]
+        sizes = [[float(dense_crossing(rows, A).square().sum()) for rows in pair] for pair in both]
+        left = [1 - some / every for some, every in sizes]
         assert [block.cross.unaligned_a, block.cross.unaligned_b] == pytest.approx(left, rel=1e-6)
         for head in block.cross.heads:
-            a, b = (dense(rows[[head.head]], A[[head.head]]) for rows in on)
+            a, b = (dense_crossing(rows[[head.head]], A[[head.head]]) for rows in on)
             assert head.relative == pytest.approx(far(b, a), rel=1e-6)
         even = [torch.full_like(some, 1 / rows.shape[-1]) for some, rows in zip(on, H, strict=True)]
-        assert block.cross.null.relative == pytest.approx(far(dense(even[1]), dense(even[0])), rel=1e-6)
+        assert block.cross.null.relative == pytest.approx(
+            far(dense_crossing(even[1], A), dense_crossing(even[0], A)), rel=1e-6
+        )
 
 
 def test_patched_cross_attention_moves_the_prediction_as_a_hook_does(saved: tuple[str, Path]) -> None:

@@ -9,7 +9,7 @@ import bad_checkpoints
 import image_models
 import pytest
 import torch
-from decoders import T5
+from decoders import BART, T5, carried, dense_crossing
 from paging import streaming
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import save_file
@@ -19,7 +19,6 @@ from transformers import (
     AutoModelForSeq2SeqLM,
     AutoModelForSpeechSeq2Seq,
     AutoTokenizer,
-    BartConfig,
     BartForConditionalGeneration,
     T5ForConditionalGeneration,
 )
@@ -29,11 +28,6 @@ from duat_cli.errors import InputError
 from duat_cli.results.lora import LoraReport, PromptChange
 
 TEXTS, OWN = ["abcdef", "hello"], "world wide"
-BART = BartConfig(
-    vocab_size=264, d_model=32, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4,
-    decoder_attention_heads=4, encoder_ffn_dim=48, decoder_ffn_dim=48, max_position_embeddings=64, pad_token_id=259,
-    bos_token_id=256, eos_token_id=257, decoder_start_token_id=257, forced_eos_token_id=None,
-)  # fmt: skip
 MODELS: dict[str, tuple[Any, list[str]]] = {
     "t5": (lambda: T5ForConditionalGeneration(T5), ["q", "v", "wi", "wo"]),
     "bart": (lambda: BartForConditionalGeneration(BART), ["q_proj", "v_proj", "fc1", "fc2"]),
@@ -124,10 +118,7 @@ def test_cross_attention_moves_as_dense_matrices_say(pair: tuple[Path, Path, Pat
     own = models[0].prepare_decoder_input_ids_from_labels(torch.tensor([tokenizer(text_target=OWN)["input_ids"]]))
     for block in report.blocks:
         modules = [model.decoder.block[block.index].layer[1].EncDecAttention for model in models]
-        A, after = (
-            torch.einsum("mhd,hdn->hmn", one.v.weight.T.unflatten(1, (4, 8)), one.o.weight.T.unflatten(0, (4, 8)))
-            for one in modules
-        )
+        A, after = map(carried, modules)
         found: dict[str, list[float]] = {"relative_change": [], "routing": [], "weights": [], "interaction": []}
         for text in TEXTS:
             ids = torch.tensor([tokenizer(text)["input_ids"]])
@@ -135,21 +126,17 @@ def test_cross_attention_moves_as_dense_matrices_say(pair: tuple[Path, Path, Pat
                 model(input_ids=ids, decoder_input_ids=own, output_attentions=True).cross_attentions[block.index][0]
                 for model in models
             )
-            whole = _dense(H, A)
+            whole = dense_crossing(H, A)
             parts = {
-                "relative_change": _dense(moved, after) - whole,
-                "routing": _dense(moved - H, A),
-                "weights": _dense(H, after - A),
-                "interaction": _dense(moved - H, after - A),
+                "relative_change": dense_crossing(moved, after) - whole,
+                "routing": dense_crossing(moved - H, A),
+                "weights": dense_crossing(H, after - A),
+                "interaction": dense_crossing(moved - H, after - A),
             }
             for name, part in parts.items():
                 found[name].append(float(part.norm() / whole.norm()))
         for name, values in found.items():
             assert getattr(block.cross, name) == pytest.approx(sum(values) / len(values), rel=1e-6), name
-
-
-def _dense(H: Tensor, A: Tensor) -> Tensor:
-    return torch.einsum("hnk,hmo->nokm", H, A)
 
 
 def test_blocks_read_one_by_one_give_the_same(pair: tuple[Path, Path, Path]) -> None:
