@@ -409,7 +409,11 @@ def test_what_is_kept_in_files_is_of_one_stack(
     assert "contradict each other" in err
 
 
-def test_matrix_reads_no_decoder(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, err = answered(["matrix", str(folder), "--stack", "decoder", "--prompt", "a"], capsys)
+def test_matrix_reads_the_self_attention_of_a_decoder(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = answered(["matrix", str(folder), "--stack", "decoder", "--prompt", "a"], capsys)
+    assert code == 0
+    assert "decoder stack" in out
+    assert "W'_c of its cross-attention" in " ".join(out.split())
+    code, out, err = answered(["matrix", str(folder), "--stack", "decoder", "--prompt", "a", "--network"], capsys)
     assert (code, out, err.count("\n")) == (2, "", 1)
-    assert "duat inspect and verify read it" in err
+    assert "which Eq. 33 has no matrix for" in err

@@ -80,7 +80,7 @@ class HeldRig(Rig):
 
     def replacement(self, module: nn.Module, value: Tensor) -> Tensor | None:
         """H V with the held H, (batch, N, heads, d); None where H is live."""
-        own = self._under_way is None or not self._under_way.in_cross(module)
+        own = self.under_way is None or not self.under_way.in_cross(module)
         rows = self._next_rows() if own else None
         if rows is None:
             return None

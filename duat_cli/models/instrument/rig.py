@@ -73,7 +73,7 @@ class Rig:
         self._originals: dict[nn.Module, Callable[..., Any]] = {}
         self._patched = contextlib.ExitStack()  # while the rig is active
         self._instrumented: set[nn.Module] = set()  # blocks
-        self._under_way: BlockParts | None = None
+        self.under_way: BlockParts | None = None
         self._recording: Recording | None = None
         self._block: BlockParts | None = None
         self._plan: Substitutes | None = None
@@ -99,8 +99,8 @@ class Rig:
             stack.callback(self._originals.clear)
             # also modules not known as blocks yet: a call uses the `forward` that the module has when the call begins
             self._patch((module, self._run_block) for module in (*self._coming, *self._by_module))
-            if self._under_way is not None:
-                self._instrument(self._under_way)
+            if self.under_way is not None:
+                self._instrument(self.under_way)
             yield self
 
     def _patch(self, patches: Iterable[tuple[nn.Module, Instead]]) -> None:
@@ -174,7 +174,7 @@ class Rig:
         parts = self._by_module.get(module)
         if parts is None:
             return original(*args, **kwargs)
-        with holding(self, _under_way=parts):
+        with holding(self, under_way=parts):
             self._instrument(parts)
             return self._block_forward(module, original, args, kwargs)
 
