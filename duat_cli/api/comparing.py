@@ -11,7 +11,7 @@ from duat_cli.analysis.progress import Progress
 from duat_cli.api.asking import Asked, File, Loading, Model, Pictures, Tensors, Texts, computing, input_files
 from duat_cli.api.ground import heard
 from duat_cli.api.results import CompareResult
-from duat_cli.api.settings import beside_shared, blocks_of, texts_only
+from duat_cli.api.settings import beside_shared, blocks_of, one_stack, texts_only
 from duat_cli.kinds import Patched
 from duat_cli.loading.inputs.request import StackName
 
@@ -60,7 +60,7 @@ def compare(
     from duat_cli.analysis.compare.run import compare as compute
     from duat_cli.loading.words import Words
 
-    files = replace(input_files(image, audio, inputs, stack, decoder_prompt), pair=True)
+    files = replace(input_files(image, audio, inputs, one_stack(stack), decoder_prompt), pair=True)
     given = Asked(model, tokenizer, prompts, prompts_file, max_tokens, loading, files, chat=chat)
     beside_shared(max_tokens, align, shared, patch, stack)
     texts_only(shared=shared, answer=answer, target=target, against=against)

@@ -33,6 +33,7 @@ from duat_cli.api.settings import (
     one_input,
     one_of,
     one_question,
+    one_stack,
     whole,
     whole_numbers,
 )
@@ -178,7 +179,7 @@ def matrix(
     refuse_overwriting([("output", output)], [("model", model), *(("inputs", one) for one in several(inputs))])
     if dense and target is None:
         raise InputError("dense: writes W' to a file; give output as well")
-    files = input_files(image, audio, inputs, stack, decoder_prompt)
+    files = input_files(image, audio, inputs, one_stack(stack), decoder_prompt)
     whole_numbers(layer=layer)
     text = PAPER_PROMPT if prompt is None else prompt
     asked = Asked(model, tokenizer, [text], None, max_tokens, loading, files, prompt is None, chat=chat)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, SupportsFloat, SupportsIndex, cast, get_args
 
 from duat_cli.errors import InputError
 from duat_cli.kinds import KINDS, Kind, Patched
-from duat_cli.loading.inputs.request import InputFiles
+from duat_cli.loading.inputs.request import InputFiles, StackName
 from duat_cli.text import PAPER_PROMPT, clean, one_line
 
 if TYPE_CHECKING:
@@ -135,6 +135,13 @@ def one_prompt(read: list[PromptText]) -> list[PromptText]:
     if len(read) > 1:
         raise InputError(f"{read[1].where}: one of {len(read)} prompts; a matrix belongs to one")
     return read
+
+
+def one_stack(stack: str | None) -> str | None:
+    """The stack. Raises InputError for the name of one of several chains of blocks, which `inspect` and `verify` read,
+    and for 'all'."""
+    one_of("stack", stack, (None, *get_args(StackName)))
+    return stack
 
 
 def beside_shared(

@@ -263,6 +263,8 @@ def test_what_no_token_ids_can_be_is_one_line(call: Callable[[Any], Any], wrong:
         (lambda m, p: duat.matrix(m, p, image=[Image.new("RGB", (9, 9))] * 2), "a matrix belongs to one input"),
         (lambda m, p: duat.matrix(m, p, prompt="x"), "reads no token ids here"),
         (lambda m, p: duat.matrix(stack="decoder"), "is no encoder with a decoder"),
+        (lambda m, p: duat.matrix(stack="L_module"), "stack 'L_module': expected None, vision"),
+        (lambda m, p: duat.compare(stack="L_module"), "stack 'L_module': expected None, vision"),
         (lambda m, p: duat.attribute(m, p, prompts="x"), r"takes `pixel_values` \(images\), no token ids"),
         (lambda m, p: duat.attribute(m, p, image=Image.new("RGB", (9, 9))), r"\(images\), no token ids"),
         (lambda m, p: duat.attribute(stack="encoder"), "stack 'encoder': expected None, decoder"),

@@ -48,6 +48,7 @@ _POINTS = (
     ("operator.null.relative", "s4", "the whole, uniform attention"),
     ("operator.relative", "s4", "the whole change"),
 )
+_DOTS = [("dot", "s4", "the whole change"), ("hollow dot", "s4", "null: the whole, uniform attention")]
 _MAPS = {
     "relative": ("The whole change", "|W'_b - W'_a| of the head's part, over |W'_a| of the same."),
     "routing": ("Routing", "The part that lies in the attention weights H alone."),
@@ -98,11 +99,7 @@ def _operator(blocks: Sequence[BlockComparison], beside: Sequence[CompareReport]
             *(f"comparison.blocks[].{path}" for path, _, _ in _PARTS),
             "comparison.blocks[].operator.null.relative",
         ],
-        legend=[
-            *meanings("bar", _PARTS),
-            ("dot", "s4", "the whole change"),
-            ("hollow dot", "s4", "null: the whole, uniform attention"),
-        ],
+        legend=[*meanings("bar", _PARTS), *_DOTS],
     )
 
 
@@ -120,11 +117,7 @@ def _cross(blocks: Sequence[BlockComparison], beside: Sequence[CompareReport]) -
         picture=stacked(known, every, parts, "change (% of |W'_c|)", about, points),
         tables=[table_of_blocks(known, on_page(CROSS_COLUMNS), "comparison.blocks[]")],
         terms=["comparison.blocks[].cross.relative", "comparison.blocks[].cross.null.relative"],
-        legend=[
-            *meanings("bar", parts),
-            ("dot", "s4", "the whole change"),
-            ("hollow dot", "s4", "null: the whole, uniform attention"),
-        ],
+        legend=[*meanings("bar", _PARTS), *_DOTS],
     )
 
 
