@@ -19,7 +19,8 @@ LISTED = {  # reason -> modules; the files named in a reason run them
         results/compare/report
         results/explained/report results/heads results/inspect results/lora results/matrix results/operator results/plan
         results/prune/chosen results/prune/eq16 results/prune/repair results/prune/report results/prune/rivals
-        results/prune/sets results/prune/terms results/prune/written results/support results/weight_change""",
+        results/prune/sets results/prune/terms results/prune/written results/support results/terms
+        results/weight_change""",
     "options alone; cli/test_main.py runs every exit code, cli/terminal/test_help.py every help page": """
         cli/commands/inspect cli/commands/schema cli/commands/support cli/commands/verify
         cli/shared/options cli/shared/pruning""",

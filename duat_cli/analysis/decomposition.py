@@ -25,12 +25,13 @@ import torch
 from torch import Tensor, nn
 
 from duat_cli.errors import UnsupportedModelError
-from duat_cli.models.arrays import reached, token_errors, wide
+from duat_cli.models.arrays import reached, token_errors
 from duat_cli.models.discovery.proof import ProvedBlock
 from duat_cli.models.instrument.attention import AttentionCall, StoredRows
 from duat_cli.models.instrument.functions.positions import positions
 from duat_cli.models.instrument.held import attending
 from duat_cli.models.instrument.rig import BlockRun
+from duat_cli.models.shares import PartNumbers, shares_each
 from duat_cli.models.sweep.adjoint import cross_call, cross_output, static_outputs
 from duat_cli.models.value_path.factors import Base, operator_of
 from duat_cli.models.value_path.operator import AttentionOperator
@@ -41,17 +42,12 @@ SOURCE_ELEMENTS = 1 << 22  # elements of the source tokens' pieces that are repl
 
 
 @dataclass(frozen=True)
-class PartNumbers:
-    share: float | None  # ⟨part, x⟩ / ‖x‖²
-    norm: float | None  # ‖part‖ / ‖x‖
-
-
-@dataclass(frozen=True)
 class ThreeParts:
     linear: PartNumbers
     static: PartNumbers
     dynamic: PartNumbers
     encoder: PartNumbers | None = None  # a fourth part, in a decoder
+    largest_token: float | None = None  # the largest share of the squared norm that one token has; None if that is zero
 
 
 @dataclass(frozen=True)
@@ -211,7 +207,8 @@ class Decomposition:
         """Share and norm of the block's own term in its output, for each prompt; None if not asked for."""
         if not self._own:
             return [None] * run.prompts
-        return [own for [own] in shares_each([_own_term(run, images, given, bare)], run.output[0], run.prompts)]
+        each = shares_each([_own_term(run, images, given, bare)], run.output[0], run.prompts)
+        return [own for found in each for own in found.parts]
 
 
 def _items(before: Carried, bare: bool, own: bool) -> Tensor:
@@ -268,40 +265,15 @@ def _advance_terms(run: BlockRun, before: Carried, static: Tensor | None, given:
     return list(replay.end if static is None else replay.end - static)
 
 
-def shares(parts: list[Tensor], whole: Tensor) -> list[PartNumbers]:
-    """Share and norm of each part of `whole`, all (N, width); in the dtype of the run (float32 at least)."""
-    [numbers] = shares_each(parts, whole, 1)
-    return numbers
-
-
-def shares_each(parts: list[Tensor], whole: Tensor, prompts: int) -> list[list[PartNumbers]]:
-    """Share and norm of each part, for each prompt of a batch; tokens of the prompts follow one another on axis 0."""
-    pairs = [(whole, whole), *((p, other) for p in parts for other in (whole, p))]
-    products = torch.stack([_inner(a, b, prompts) for a, b in pairs], dim=1).tolist()  # one wait for the device
-    return [
-        [
-            PartNumbers(met / size, (square / size) ** 0.5) if size else PartNumbers(None, None)
-            for met, square in zip(own[::2], own[1::2], strict=True)
-        ]
-        for size, *own in products
-    ]
-
-
-def _inner(a: Tensor, b: Tensor, prompts: int) -> Tensor:
-    """⟨a, b⟩ for each prompt, (prompts,)."""
-    if prompts == 1:
-        return torch.dot(wide(a).reshape(-1), wide(b).reshape(-1))[None]
-    return torch.linalg.vecdot(wide(a).reshape(prompts, -1), wide(b).reshape(prompts, -1))
-
-
 def _three(parts: Carried, whole: Tensor, prompts: int) -> list[ThreeParts]:
-    """Share and norm of the parts, for each prompt."""
+    """The numbers of the parts, for each prompt."""
     found = []
-    for linear, dynamic, *rest in shares_each(parts.parts, whole, prompts):
+    for numbers in shares_each(parts.parts, whole, prompts):
+        linear, dynamic, *rest = numbers.parts
         encoder = rest.pop(0) if parts.encoder is not None else None
         # a static part that is exactly zero has share and norm zero, unless there is nothing to share
-        none = PartNumbers(None, None) if linear.share is None else PartNumbers(0.0, 0.0)
-        found.append(ThreeParts(linear, rest[0] if rest else none, dynamic, encoder))
+        none = PartNumbers(*[None if linear.share is None else 0.0] * 3)
+        found.append(ThreeParts(linear, rest[0] if rest else none, dynamic, encoder, numbers.largest_token))
     return found
 
 

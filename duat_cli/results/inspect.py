@@ -26,15 +26,12 @@ from duat_cli.results.heads import Heads
 from duat_cli.results.meaning import Meaning
 from duat_cli.results.operator import PROVED, Coupling, CrossOperator, Density, Nulls, OperatorStats, Routing
 from duat_cli.results.prompts import AS_SET, WHICH, PromptSetFacts
+from duat_cli.results.terms import Terms, UatTerm
 
 _COUPLING = Meaning(drift="group", rule="drift.coupling")
 _BY_NORM = Field(description="coupling of a block's tokens through W', by the norms C_ij = |B_ij|_F")
 _BY_EFFECT = Field(description="coupling of a block's tokens through W', by |B_ij x_j|, what token j adds to token i")
 _MACHINE = Meaning(checked=False)
-_SUM = "Eq. 11/12, 33/34"
-_PARTS = Meaning(exactness="exact", source="Eq. 12, 34", drift="group")
-_TERMS = Meaning(exactness="exact", source=_SUM, drift="group")
-_ENCODER = Meaning(exactness="exact", source="Eq. 11/12 with the encoder's states as a second input", checked=False)
 _TOTAL = Meaning("share", "exact", source="Eq. 11, 33", signed=True, drift="number")
 _ENCODER_SHARE = Meaning("share", "exact", source="Eq. 11, 33", signed=True, checked=False)
 _Cross = Annotated[
@@ -89,68 +86,6 @@ class Range(WithReasons):
     ] = Field(
         description="`largest_activation` / largest number of `dtype`: above 1 the checkpoint overflows as loaded by "
         "transformers. Null of dtypes other than float16 and float8, whose largest number no activation comes near"
-    )
-
-
-class Part(WithReasons):
-    share: Annotated[
-        Finite | None, Meaning("share", "exact", formula="<part, x> / |x|^2", source=_SUM, signed=True, drift="number")
-    ] = Field(
-        description="share of a part in the vector that all parts add up to; those of the linear, static, dynamic and "
-        "encoder part sum to 1"
-    )
-    norm: Annotated[
-        Finite | None, Meaning("relative", "exact", formula="|part| / |x|", source=_SUM, drift="number")
-    ] = Field(description="length of a part, relative to the vector that all parts add up to")
-
-
-class Parts(Result):
-    """The paper's parts of what one block's FFN reads; each covers all blocks up to there, not one alone."""
-
-    linear: Annotated[Part, _PARTS] = Field(
-        description="part of what the FFN's nonlinearity reads that the linear path from x_0, the first block's input, "
-        "makes"
-    )
-    static: Annotated[Part, _PARTS] = Field(
-        description="part of what the FFN's nonlinearity reads that all biases make, output biases of earlier FFNs "
-        "among them; carried by T, which the input sets, so that prompts differ in it as well"
-    )
-    dynamic: Annotated[Part, _PARTS] = Field(
-        description="part of what the FFN's nonlinearity reads that the UAT terms in front of it make: their part of "
-        "the bias b'_{j,2} of Eq. 12/34, whose rest W' b'_{j-1,3} + b is in `static`"
-    )
-    encoder: Annotated[Part | None, _ENCODER] = Field(
-        default=None,
-        description="part of what the FFN's nonlinearity reads that the encoder's states make or, with pictures in a "
-        "text, what the vision part adds to the stream between blocks; null where there is neither",
-    )
-
-
-class Terms(WithReasons):
-    """The paper's sum at one block's output: the parts of all blocks up to this one, and the block's own term."""
-
-    linear: Annotated[Part, _TERMS] = Field(
-        description="part of a block's output that the linear path from x_0, the first block's input, makes"
-    )
-    static: Annotated[Part, _TERMS] = Field(
-        description="part of a block's output that all biases up to here make, carried by T, which the input sets"
-    )
-    dynamic: Annotated[Part, _TERMS] = Field(
-        description="part of a block's output that the UAT terms of this block and all before it make"
-    )
-    encoder: Annotated[Part | None, _ENCODER] = Field(
-        default=None,
-        description="part of a block's output that the encoder's states make, through the cross-attention of this "
-        "block and all before it, H held, whose biases are in `static`; with pictures in a text, what the vision part "
-        "adds to the stream between blocks makes. Null where there is neither",
-    )
-    own: Annotated[Part, Meaning(exactness="exact", source=_SUM)] = Field(
-        description="part of a block's output that its own UAT term U_j f_j makes: contained in `dynamic`, without the "
-        "FFN's output bias"
-    )
-    pre_activation: Annotated[Parts | None, _PARTS] = Field(
-        description="parts of what the FFN's first linear layer gives; of a mixture of experts, that of the expert "
-        "that every token runs through. Null where no such layer is seen"
     )
 
 
@@ -216,24 +151,6 @@ class Block(Result):
     )
     prompts: Annotated[list[PromptBlock] | None, Meaning(needs="per_prompt")] = Field(
         default=None, description="statistics of a block under each prompt; with --per-prompt"
-    )
-
-
-class UatTerm(Result):
-    """One term of the UAT sum at the last block's output, means over the prompts."""
-
-    name: str = Field(
-        description="name of a term of the UAT sum: 'x_0', 'bias', 'encoder', or the block whose FFN makes the term"
-    )
-    kind: Literal["linear", "static", "dynamic", "encoder"] = Field(
-        description="part of the UAT sum that a term belongs to"
-    )
-    block: int | None = Field(description="number of the block whose FFN makes the term, from 0; null for other terms")
-    share: Annotated[
-        Finite, Meaning("share", "exact", formula="<term, x_L> / |x_L|^2", source="Eq. 11, 33", signed=True)
-    ] = Field(description="share of a term in the last block's output; the shares of all terms sum to 1")
-    norm: Annotated[Finite, Meaning("relative", "exact", formula="|term| / |x_L|", source="Eq. 11, 33")] = Field(
-        description="length of a term, relative to the last block's output"
     )
 
 

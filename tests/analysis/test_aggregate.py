@@ -10,9 +10,10 @@ import pytest
 
 from duat_cli.analysis.aggregate import ExactSum, Mean, mean_over, spreads
 from duat_cli.results.base import Finite, Result, WithReasons
-from duat_cli.results.inspect import Part, Parts, Spread, Terms
+from duat_cli.results.inspect import Spread
 from duat_cli.results.meaning import Meaning
 from duat_cli.results.operator import Coupling, OperatorStats
+from duat_cli.results.terms import Part, Parts, Terms
 
 NAMES = (
     "off_diagonal_share",

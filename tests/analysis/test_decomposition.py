@@ -16,15 +16,13 @@ from duat_cli.analysis.decomposition import (
     BlockTerms,
     Carried,
     Decomposition,
-    PartNumbers,
     ThreeParts,
-    shares,
-    shares_each,
 )
 from duat_cli.models.arrays import relative_error, relative_errors, token_errors
 from duat_cli.models.discovery import proof
 from duat_cli.models.discovery.structure import ModelStructure, discover, run_stack
 from duat_cli.models.instrument.attention import StoredRows
+from duat_cli.models.shares import PartNumbers, shares
 
 BIASED = ["gpt2", "phi", "opt", "gpt_neox", "bloom", "gptj", "starcoder2", "bert", "distilbert", "gpt_oss"]
 BARE = ["llama", "qwen3", "mixtral", "gemma2", "olmo2", "deepseek_v3", "granite"]
@@ -112,7 +110,7 @@ def test_the_pieces_sum_to_the_output_and_the_terms_to_the_dynamic_piece(model_t
     assert len(last.terms) == len(result.blocks)
     assert far(sum(last.terms), last.dynamic) <= 1e-12
     assert min(float(t.norm()) for t in last.terms) > 1e-3 * float(result.output.norm())
-    numbers = shares([last.linear, static_of(last), *last.terms], result.output)
+    numbers = shares([last.linear, static_of(last), *last.terms], result.output).parts
     assert sum(n.share for n in numbers) == pytest.approx(1.0, abs=1e-10)
 
 
@@ -122,7 +120,7 @@ def test_a_model_without_biases_has_no_static_part(model_type: str) -> None:
     for name, p in model.named_parameters():
         assert "bias" not in name or not bool(p.any()), name
     for block in in_double(model_type).blocks:
-        assert block.output.static == PartNumbers(0.0, 0.0)
+        assert block.output.static == PartNumbers(0.0, 0.0, 0.0)
 
 
 @pytest.mark.parametrize("model_type", ["gpt2", "bert", "opt"])
@@ -158,16 +156,6 @@ def test_a_zero_attention_leaves_the_input_and_the_ffn() -> None:
     with InDouble():
         result = carried(model, ids)
     assert far(result.last.linear, model.model.embed_tokens(ids)[0]) <= 1e-14
-
-
-def test_shares_are_projections() -> None:
-    generator = torch.Generator().manual_seed(0)
-    a, b = (torch.randn(4, 5, generator=generator, dtype=torch.float64) for _ in range(2))
-    x = a + b
-    for part, got in zip((a, b), shares([a, b], x), strict=True):
-        assert got.share == pytest.approx(float((part * x).sum() / (x * x).sum()), rel=1e-12)
-        assert got.norm == pytest.approx(float(part.norm() / x.norm()), rel=1e-12)
-    assert shares([a, b], torch.zeros_like(a)) == [PartNumbers(None, None)] * 2
 
 
 # -- by hand -------------------------------------------------------------------------------------------------
@@ -475,19 +463,11 @@ def test_errors_of_tiny_and_of_huge_numbers_are_those_of_others(size: float) -> 
     assert token_errors(got, whole, [], 1) == pytest.approx([0.25], rel=1e-6)
 
 
-def test_numbers_of_several_prompts_are_those_of_each() -> None:
+def test_errors_of_several_prompts_are_those_of_each() -> None:
     """Tokens of the prompts stand behind each other; one prompt is zero."""
     parts = [torch.randn(6, 4, generator=torch.Generator().manual_seed(k), dtype=torch.float64) for k in (1, 2)]
     whole = parts[0] + parts[1]
     whole[2:4] = 0.0
-    got = shares_each(parts, whole, 3)
-    for k, own in enumerate(got):
-        here = slice(2 * k, 2 * k + 2)
-        for one, part in zip(own, parts, strict=True):
-            expected = shares([part[here]], whole[here])[0]
-            assert (one.share is None) == (expected.share is None) == (k == 1)
-            if k != 1:
-                assert (one.share, one.norm) == pytest.approx((expected.share, expected.norm), rel=1e-12)
     errors = relative_errors(parts[0], whole, 3)
     alone = [relative_error(parts[0][k : k + 2], whole[k : k + 2]) for k in (0, 2, 4)]
     assert errors == pytest.approx(alone, rel=1e-12)

@@ -72,14 +72,10 @@ from duat_cli.results.inspect import (
     EndToEnd,
     EndToEndNulls,
     InspectReport,
-    Part,
-    Parts,
     PromptBlock,
     Range,
     Spread,
     Summary,
-    Terms,
-    UatTerm,
     VerifyReport,
 )
 from duat_cli.results.lora import (
@@ -135,6 +131,7 @@ from duat_cli.results.prune.terms import (
 )
 from duat_cli.results.prune.written import Written
 from duat_cli.results.support import SupportEntry, SupportReport
+from duat_cli.results.terms import Part, Parts, Terms, UatTerm
 from duat_cli.results.weight_change import (
     Alignment,
     Comparison,
@@ -242,7 +239,7 @@ def coupling(index: int, one_token: bool = False) -> Coupling:
 
 
 def part(share: float) -> Part:
-    return Part(share=share, norm=abs(share) ** 0.5)
+    return Part(share=share, norm=abs(share) ** 0.5, token_median=0.9 * share)
 
 
 def parts(index: int) -> tuple[Part, Part, Part]:
@@ -257,6 +254,7 @@ def terms(index: int) -> Terms:
         static=static,
         dynamic=dynamic,
         own=part(0.38 - 0.11 * index),
+        largest_token=0.0713,
         pre_activation=None if index == 3 else Parts(linear=linear, static=static, dynamic=dynamic),
         reasons={"pre_activation": "a mixture of experts: no single first layer"} if index == 3 else {},
     )
@@ -411,12 +409,20 @@ def inspect_report(
     )
 
 
+def of_one_token() -> InspectReport:
+    """One token has most of a block's squared norm."""
+    report = inspect_report()
+    one = report.blocks[1]
+    terms = one.terms.model_copy(update={"largest_token": 0.9377})
+    return report.model_copy(update={"blocks": [report.blocks[0], one.model_copy(update={"terms": terms})]})
+
+
 def uat_terms() -> list[UatTerm]:
     return [
-        UatTerm(name="x_0", kind="linear", block=None, share=0.0102, norm=0.131),
-        UatTerm(name="bias", kind="static", block=None, share=0.0002, norm=0.0021),
-        UatTerm(name="model.layers.0.mlp", kind="dynamic", block=0, share=-0.0312, norm=0.244),
-        UatTerm(name="model.layers.3.mlp", kind="dynamic", block=3, share=1.0208, norm=1.02),
+        UatTerm(name="x_0", kind="linear", block=None, share=0.0102, norm=0.131, token_median=0.0214),
+        UatTerm(name="bias", kind="static", block=None, share=0.0002, norm=0.0021, token_median=0.0001),
+        UatTerm(name="model.layers.0.mlp", kind="dynamic", block=0, share=-0.0312, norm=0.244, token_median=0.0127),
+        UatTerm(name="model.layers.3.mlp", kind="dynamic", block=3, share=1.0208, norm=1.02, token_median=0.9134),
     ]
 
 

@@ -7,16 +7,18 @@ from typing import Any
 
 from torch import Tensor
 
-from duat_cli.analysis.decomposition import BlockTerms, Carried, PartNumbers, ThreeParts
+from duat_cli.analysis.decomposition import BlockTerms, Carried, ThreeParts
 from duat_cli.analysis.inspect.measured.numbers import NullNumbers, OperatorNumbers
 from duat_cli.analysis.inspect.options import InspectOptions
 from duat_cli.errors import needed
 from duat_cli.models.arrays import relative_error
+from duat_cli.models.shares import PartNumbers
 from duat_cli.models.value_path.operator import AttentionOperator
 from duat_cli.operators.coupling import CouplingNumbers, CouplingSums
 from duat_cli.operators.sampling import ShareEstimate
-from duat_cli.results.inspect import EndToEnd, EndToEndNulls, Part, Parts, PromptBlock, Terms
+from duat_cli.results.inspect import EndToEnd, EndToEndNulls, PromptBlock
 from duat_cli.results.operator import Coupling, Density, NullDensity, NullOperator, Nulls, NullStats, OperatorStats
+from duat_cli.results.terms import Part, Parts, Terms
 
 NOT_ASKED = "computed with --null all"
 ZERO_OPERATOR = "W' is zero"
@@ -157,12 +159,15 @@ def _terms(terms: BlockTerms) -> Terms:
     reasons = {} if terms.pre_activation_reason is None else {"pre_activation": terms.pre_activation_reason}
     if output.encoder is None:
         reasons["encoder"] = NO_ENCODER
+    if terms.output.largest_token is None:
+        reasons["largest_token"] = ZERO_STREAM
     return Terms(
         linear=output.linear,
         static=output.static,
         dynamic=output.dynamic,
         encoder=output.encoder,
         own=_part(needed(terms.own)),
+        largest_token=terms.output.largest_token,
         pre_activation=pre,
         reasons=reasons,
     )
@@ -174,7 +179,7 @@ def _parts(three: ThreeParts) -> Parts:
 
 
 def _part(numbers: PartNumbers) -> Part:
-    return Part.explained(ZERO_STREAM, share=numbers.share, norm=numbers.norm)
+    return Part.explained(ZERO_STREAM, **vars(numbers))
 
 
 def end_to_end(carried: Carried) -> EndToEnd:

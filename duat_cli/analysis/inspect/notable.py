@@ -51,11 +51,11 @@ def _notable(blocks: Sequence[Block], certificate: Certificate, heads: int | Non
 
 
 def _own_terms(blocks: Sequence[Block]) -> str | None:
-    shares = [(share, block.index) for block in blocks if (share := block.terms.own.share) is not None]
+    shares = [(share, block.index) for block in blocks if (share := block.terms.own.token_median) is not None]
     if not shares or max(shares)[0] < SMALLEST_OWN:
         return None
     (low, least), (high, most) = min(shares), max(shares)
-    text = f"block {most}'s own UAT term makes {_percent(high)} of its output"
+    text = f"block {most}'s own UAT term makes {_percent(high)} of its output at a typical token"
     return text if least == most else f"{text}, the most; block {least}'s {_percent(low)}"
 
 

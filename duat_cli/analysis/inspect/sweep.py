@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from duat_cli.analysis.decomposition import Decomposition, Step, shares
+from duat_cli.analysis.decomposition import Decomposition, Step
 from duat_cli.analysis.geometry import Geometry
 from duat_cli.analysis.inspect.assemble import (
     NOT_ASKED,
@@ -34,8 +34,10 @@ from duat_cli.errors import DuatError, UnsupportedModelError, needed, or_reason
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.instrument.activations import largest_activations
 from duat_cli.models.instrument.rig import BlockRun
+from duat_cli.models.shares import shares
 from duat_cli.models.value_path.operator import AttentionOperator
-from duat_cli.results.inspect import PromptBlock, UatTerm
+from duat_cli.results.inspect import PromptBlock
+from duat_cli.results.terms import UatTerm
 
 FAULTS = (DuatError, RuntimeError, ValueError, TypeError, LookupError)  # of model code that takes prompts one by one
 
@@ -195,9 +197,9 @@ def _uat_terms(decomposition: Decomposition, output: Tensor) -> list[UatTerm]:
         *(("encoder", "encoder", None) for _ in encoder),
         *((f"block {i}", "dynamic", i) for i, _ in enumerate(carried.terms, decomposition.began)),
     ]
-    numbers = shares([carried.linear, carried.bias, *encoder, *carried.terms], output)
+    found = shares([carried.linear, carried.bias, *encoder, *carried.terms], output)
     return [
-        UatTerm(name=name, kind=kind, block=block, share=n.share, norm=n.norm)
-        for (name, kind, block), n in zip(kinds, numbers, strict=True)
+        UatTerm(name=name, kind=kind, block=block, share=n.share, norm=n.norm, token_median=n.token_median)
+        for (name, kind, block), n in zip(kinds, found.parts, strict=True)
         if n.share is not None and n.norm is not None
     ]

@@ -18,8 +18,9 @@ from duat_cli.analysis.aggregate import Mean, spreads
 from duat_cli.analysis.inspect.notable import summarise
 from duat_cli.models.instrument.activations import Place
 from duat_cli.results.base import Certificate, Environment, ModelFacts, PromptFacts, Result, Run, Skipped
-from duat_cli.results.inspect import Block, EndToEnd, InspectReport, PromptBlock, Range, UatTerm
+from duat_cli.results.inspect import Block, EndToEnd, InspectReport, PromptBlock, Range
 from duat_cli.results.prompts import Roll
+from duat_cli.results.terms import UatTerm
 
 GROUPS = ("operator", "density", "coupling", "coupling_weighted", "terms")
 _BESIDE = ("null", "cross", "certificate_error", "routing", "heads")

@@ -39,6 +39,33 @@ def for_pre_activation(report: InspectReport | None = None) -> list[Column]:
     ]
 
 
+def for_tokens(report: InspectReport | None = None) -> list[Column]:
+    """Columns of the parts at a typical token; if a report is given, only of parts that it has."""
+    return [
+        *(
+            Column((title, "%"), f"terms.{part}.token_median", numbers.percent, (f"{part} at a typical token", "%"))
+            for title, part in (("linear", "linear"), ("static", "static"), ("enc.", "encoder"), ("dyn.", "dynamic"))
+            if part != "encoder" or report is None or has_encoder(report)
+        ),
+        Column(("own", "%"), "terms.own.token_median", numbers.percent, ("own at a typical token", "%")),
+        Column(("largest", "token", "%"), "terms.largest_token", numbers.percent, ("largest token", "%")),
+    ]
+
+
+def of_one_token(report: InspectReport) -> bool:
+    """Whether the shares of some block are those of a token with more than half of the squared norm, and are other than
+    a typical token's."""
+    return any(
+        block.terms.largest_token is not None
+        and block.terms.largest_token > 0.5
+        and any(
+            part.share is not None and part.token_median is not None and abs(part.share - part.token_median) > 0.05
+            for part in (block.terms.linear, block.terms.static, block.terms.dynamic, block.terms.own)
+        )
+        for block in report.blocks
+    )
+
+
 def has_encoder(report: InspectReport) -> bool:
     """Whether the report has an encoder part: that of a decoder's encoder states, or of features of pictures."""
     return any(block.terms.encoder is not None for block in report.blocks)

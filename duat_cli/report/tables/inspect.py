@@ -19,6 +19,7 @@ _TERM = Labels(("term",), lambda row: f"{row.name} ({row.kind})", False)
 TERM_COLUMNS = [
     Column(("share", "%"), "share", numbers.percent),
     Column(("norm", "/ |x|"), "norm", numbers.plain, ("norm", "of the output's")),
+    Column(("typical", "token", "%"), "token_median", numbers.percent, ("share at a typical token", "%")),
 ]
 
 END_COLUMNS = [
@@ -62,7 +63,14 @@ _BESIDE = (
 
 TABLES = {
     "end_to_end.": END_COLUMNS,
-    "blocks[].": [*columns.COLUMNS, *nulls.NAMED, *columns.for_pre_activation(), *_CROSS, *ROUTING_COLUMNS],
+    "blocks[].": [
+        *columns.COLUMNS,
+        *nulls.NAMED,
+        *columns.for_pre_activation(),
+        *columns.for_tokens(),
+        *_CROSS,
+        *ROUTING_COLUMNS,
+    ],
     "blocks[].heads.each[].": heads.COLUMNS,
     "terms[].": TERM_COLUMNS,
 }
@@ -77,6 +85,7 @@ def render_inspect(report: InspectReport, page: Page) -> str:
         BLANK,
         *_legend(report),
         *absent,
+        *_by_token(report, page),
         *null_tables(report.blocks, columns.heads_of(report), page),
         *_crossing(report, page),
         *_term_tables(report, page),
@@ -150,6 +159,18 @@ def _half(blocks: list[Block]) -> str:
     if any(filled is not None and filled > (1 + one) / 2 + 1e-9 for filled, one in known):
         return ""
     return " Where no token reads a later one, as in a causal model, at most (N+1)/2N of W' is filled."
+
+
+def _by_token(report: InspectReport, page: Page) -> list[RenderableType]:
+    """Table on the shares at a typical token, where those in the blocks' table are of one token."""
+    if not columns.of_one_token(report):
+        return []
+    title = "Shares of the block's output at a typical token: the median over tokens of those in each token's vector"
+    legend = (
+        "largest token: share of the squared norm of the block's output that the token with the largest norm has. "
+        "Above half, the shares in the blocks' table are mostly that token's. Medians need not sum to 100."
+    )
+    return facts.whole(title, report.blocks, BLOCK, columns.for_tokens(report), page, legend)
 
 
 def _crossing(report: InspectReport, page: Page) -> list[RenderableType]:

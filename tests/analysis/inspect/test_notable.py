@@ -32,9 +32,10 @@ def test_values_that_equal_their_nulls_are_not_mentioned() -> None:
 
 
 def test_own_terms_are_named_by_their_blocks() -> None:
-    both = "block 0's own UAT term makes 38% of its output, the most; block 1's 27%"
+    """At a typical token: the share of all tokens together may be that of one with massive activations."""
+    both = "block 0's own UAT term makes 34% of its output at a typical token, the most; block 1's 24%"
     assert said(block(0), block(1)) == [both]
-    assert said(block(1)) == ["block 1's own UAT term makes 27% of its output"]
+    assert said(block(1)) == ["block 1's own UAT term makes 24% of its output at a typical token"]
 
 
 def test_the_difference_is_from_the_nearer_null() -> None:
@@ -63,7 +64,7 @@ def test_few_heads_that_the_nulls_have_as_well_are_no_news() -> None:
 def test_without_nulls_only_own_terms_are_left() -> None:
     nothing = Nulls(uniform=None, reinitialised=None, reasons={"uniform": "no W'", "reinitialised": "no W'"})
     bare = block(0, heads=4.2, first_token_share=0.9).model_copy(update={"null": nothing})
-    assert said(bare) == ["block 0's own UAT term makes 38% of its output"]
+    assert said(bare) == ["block 0's own UAT term makes 34% of its output at a typical token"]
 
 
 def test_shares_of_everything_up_to_a_block_are_not_called_its_own() -> None:

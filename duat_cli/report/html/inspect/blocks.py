@@ -12,7 +12,7 @@ from duat_cli.report.html.drawing.plot import Axis, Plot, stack
 from duat_cli.report.html.drawing.scales import Band, Linear
 from duat_cli.report.html.drawing.table import Head, table_of
 from duat_cli.report.tables import numbers
-from duat_cli.report.tables.columns import COLUMNS, has_encoder, heads_of, scaled
+from duat_cli.report.tables.columns import COLUMNS, for_tokens, has_encoder, heads_of, of_one_token, scaled
 from duat_cli.report.tables.grid import Column, on_page, value_at
 from duat_cli.report.tables.inspect import TERM_COLUMNS
 from duat_cli.results.inspect import InspectReport, Spread
@@ -86,13 +86,18 @@ def shares(report: InspectReport, beside: Sequence[InspectReport]) -> Figure | N
     names = ", ".join(name for _, _, name in present)
     about = f"Stacked bars over {plural(len(report.blocks), 'block')}: {names}."
     columns = [c for c in _COLUMNS if has_encoder(report) or not c.path.startswith("terms.encoder")]
+    tables, single = [table_of_blocks(report.blocks, columns)], ""
+    if of_one_token(report):
+        tables.append(table_of_blocks(report.blocks, on_page(for_tokens(report))))
+        single = " In some block one token has more than half of the squared norm, and its bar is mostly that token's; "
+        single += "the second table has the shares at a typical token."
     return Figure(
         key="shares",
         title="What makes the stream behind each block: linear, static and UAT parts",
         says="Everything up to a block's output, split exactly; the shares sum to 100 %. A share below zero "
-        "points against the stream.",
+        f"points against the stream.{single}",
         picture=stacked(report.blocks, every, _PARTS, "share of the block's output (%)", about, least=1.0),
-        tables=[table_of_blocks(report.blocks, columns)],
+        tables=tables,
         terms=[
             *(f"blocks[].{path.removesuffix('.share')}" for path, _, _ in present),
             "blocks[].terms.linear.share",
