@@ -69,6 +69,16 @@ def token_norms(tensors: Sequence[Tensor]) -> Tensor:
     return torch.stack([torch.linalg.vector_norm(x.detach(), dim=-1, dtype=torch.float64) for x in tensors])
 
 
+def typical_change(before: Tensor, after: Tensor) -> float | None:
+    """Median over the tokens of |b_t - a_t| / |a_t|, of those where a_t is not zero; None where all are.
+
+    before, after: (N, width).
+    """
+    sizes, moved = token_norms([before, wide(after) - wide(before)])
+    known = sizes > 0
+    return float((moved[known] / sizes[known]).quantile(0.5)) if bool(known.any()) else None
+
+
 def _ratio(difference: float, size: float) -> float:
     """difference / size, with the special cases of `relative_error`."""
     if size == 0.0:

@@ -27,6 +27,7 @@ from duat_cli.results.weight_change import Comparison, KindChange, ModuleChange
 
 _PROMPTS = Meaning(needs="prompts")
 _TOLERANCE = Meaning("relative", "given")
+_TYPICAL = Meaning("relative", "exact", formula="median over t of |x_t' - x_t| / |x_t|")
 
 
 def _of_operator(formula: str) -> Meaning:
@@ -76,6 +77,11 @@ class TermsChange(WithReasons):
     )
     output: Annotated[Finite | None, Meaning("relative", "exact", formula="|x' - x| / |x|")] = Field(
         description="relative change of a block's output from base to tuned model, over all tokens"
+    )
+    output_token_median: Annotated[Finite | None, _TYPICAL] = Field(
+        default=None,
+        description="change of a block's output at a typical token, the median over the tokens: `output` may be that "
+        "of one token with massive activations. Null also in reports of old versions",
     )
 
 

@@ -18,7 +18,7 @@ from duat_cli.analysis.decomposition import (
     Decomposition,
     ThreeParts,
 )
-from duat_cli.models.arrays import relative_error, relative_errors, token_errors
+from duat_cli.models.arrays import relative_error, relative_errors, token_errors, typical_change
 from duat_cli.models.discovery import proof
 from duat_cli.models.discovery.structure import ModelStructure, discover, run_stack
 from duat_cli.models.instrument.attention import StoredRows
@@ -461,6 +461,17 @@ def test_errors_of_tiny_and_of_huge_numbers_are_those_of_others(size: float) -> 
     assert relative_error(got, whole) == pytest.approx(0.25 / 3**0.5, rel=1e-6)
     assert token_errors(got, whole, [], 3) == pytest.approx([0.0, 0.25, 0.0], rel=1e-6)
     assert token_errors(got, whole, [], 1) == pytest.approx([0.25], rel=1e-6)
+
+
+def test_a_typical_change_is_that_of_tokens_without_massive_activations() -> None:
+    before = torch.ones(5, 4)
+    before[0], before[4] = 1e4, 0.0  # what is zero has no relative change
+    after = before * torch.tensor([1.0, 1.1, 1.2, 1.3, 1.0])[:, None]
+    after[4] = 1.0
+    assert relative_error(after, before) < 1e-4
+    assert typical_change(before, after) == pytest.approx(0.15, rel=1e-5)
+    assert typical_change(before[:4], after[:4]) == pytest.approx(0.15, rel=1e-5)
+    assert typical_change(torch.zeros(2, 4), torch.ones(2, 4)) is None
 
 
 def test_errors_of_several_prompts_are_those_of_each() -> None:

@@ -818,7 +818,13 @@ def lora_report(*, full: bool = False, prompts_too: bool = False, two: bool = Fa
         index=0,
         name="layers.0",
         operator=OperatorChange(relative_change=0.31, routing=0.12, weights=0.27, interaction=0.043),
-        terms=TermsChange(ffn=0.2, dynamic_bias=None, output=0.15, reasons={"dynamic_bias": "no single linear layer"}),
+        terms=TermsChange(
+            ffn=0.2,
+            dynamic_bias=None,
+            output=0.15,
+            output_token_median=0.21,
+            reasons={"dynamic_bias": "no single linear layer"},
+        ),
         base_certificate=2.2e-07,
         tuned_certificate=2.4e-07,
     )

@@ -31,12 +31,24 @@ NO_ROWS = "W' is zero on the aligned tokens"
 def relative_change(before: Tensor, after: Tensor, aligned: Aligned) -> float | None:
     """|b - a| / |a| of vectors (N, width) on the aligned tokens, or on all vectors where a block merges places into
     fewer. None where |a| is zero."""
+    a, b = _beside(before, after, aligned)
+    size = float(a.norm())
+    return float((b - a).norm()) / size if size else None
+
+
+def change_of_tokens(before: Tensor, after: Tensor, aligned: Aligned) -> float | None:
+    """|b_t - a_t| / |a_t| of the same vectors, mean over those where a_t is not zero; None where all are."""
+    a, b = _beside(before, after, aligned)
+    sizes = a.norm(dim=-1)
+    known = sizes > 0
+    return float(((b - a).norm(dim=-1)[known] / sizes[known]).mean()) if bool(known.any()) else None
+
+
+def _beside(before: Tensor, after: Tensor, aligned: Aligned) -> tuple[Tensor, Tensor]:
     if len(before) == len(after) < min(aligned.tokens):
         aligned = every_place(len(before))
     a = wide(before)[aligned.a.to(before.device)].double()
-    b = wide(after)[aligned.b.to(after.device)].double()
-    size = float(a.norm())
-    return float((b - a).norm()) / size if size else None
+    return a, wide(after)[aligned.b.to(after.device)].double()
 
 
 def compare_block(
@@ -50,7 +62,7 @@ def compare_block(
     """Compares one block under one pair of prompts. rounding: largest relative change that counts as no move; sources:
     of a decoder, the encoder's tokens that are laid beside each other, or why there are none."""
     operator, heads = _operator(before.operator, after.operator, aligned, aligned)
-    into, out = (relative_change(getattr(before, k), getattr(after, k), aligned) for k in ("input", "output"))
+    into, out = (change_of_tokens(getattr(before, k), getattr(after, k), aligned) for k in ("input", "output"))
     values: dict[str, float | None] = dict.fromkeys(("bias", "ffn", "amplification"))
     values |= {"input": into, "output": out}
     if into is not None and out is not None and into > rounding:

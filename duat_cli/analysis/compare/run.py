@@ -389,6 +389,6 @@ def _amplified(blocks: Sequence[BlockComparison]) -> list[str]:
     top = max(known, key=lambda block: block.amplification or 0.0, default=None)
     if top is None or (top.amplification or 0.0) < STEEP:
         return []
-    factor = f"{top.amplification:.3g} times as much, relatively, as its input"
-    # no word of distances: a block that removes a massive activation raises the relative change by its norm alone
-    return [f"block {top.index} raises the relative change most: its output changes {factor}"]
+    factor = f"{top.amplification:.3g} times as much as its input, relative to their tokens' norms"
+    # no word of distances: a block whose output is shorter than its input raises the relative change by that alone
+    return [f"block {top.index} raises the change most: its output changes {factor}"]

@@ -95,6 +95,7 @@ BLOCK_COLUMNS = [
     Column(("FFN", "%"), "terms.ffn", numbers.percent),
     Column(("dynamic", "bias", "%"), "terms.dynamic_bias", numbers.percent),
     Column(("output", "%"), "terms.output", numbers.percent),
+    Column(("typical", "token", "%"), "terms.output_token_median", numbers.percent, ("output at a typical token", "%")),
 ]
 CROSS_COLUMNS = [
     Column(("W'_c", "%"), "cross.relative_change", numbers.percent, ("change of W'_c", "%")),
@@ -286,7 +287,8 @@ def _blocks(report: LoraReport, page: Page) -> list[RenderableType]:
     title = "Blocks: relative changes, means over the prompts"
     legend = (
         "routing (what attention looks at) + weights (what it carries) + interaction add up to the change of W' as "
-        "matrices; their norms need not."
+        "matrices; their norms need not. typical token: change of its output, the median over tokens; one token with "
+        "massive activations may make the change of all together."
     )
     table = facts.whole(title, report.blocks, BLOCK, BLOCK_COLUMNS, page, legend)
     reading = [block for block in report.blocks if block.cross is not None]

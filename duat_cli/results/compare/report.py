@@ -50,6 +50,10 @@ def _relative(what: str, source: str = "") -> Meaning:
     )
 
 
+def _of_tokens(what: str) -> Meaning:
+    return Meaning("relative", "exact", formula=f"mean over aligned tokens of |{what}_b - {what}_a| / |{what}_a|")
+
+
 class HeadChange(WithReasons):
     """Change of one head's part (H_h S) (x) A_h^T of W', relative to its own norm under the first prompt."""
 
@@ -154,16 +158,16 @@ class BlockComparison(WithReasons):
     ffns: list[FfnChange] = Field(
         description="changes of each FFN's term by itself, in a block of several FFNs; else empty"
     )
-    input: Annotated[Finite | None, _relative("x_{j-1}")] = Field(
-        description="change of the block's input between the two prompts, on the aligned tokens"
+    input: Annotated[Finite | None, _of_tokens("x_{j-1}")] = Field(
+        description="change of the block's input between the two prompts: of each aligned token by itself, so that one "
+        "with massive activations counts as every other; the mean over them"
     )
-    output: Annotated[Finite | None, _relative("x_j")] = Field(
-        description="change of the block's output between the two prompts, on the aligned tokens"
+    output: Annotated[Finite | None, _of_tokens("x_j")] = Field(
+        description="change of the block's output between the two prompts, taken as that of its input"
     )
     amplification: Annotated[Finite | None, Meaning("times", "exact", formula="output / input")] = Field(
-        description="relative change of the block's output over that of its input. Both are relative to norms over all "
-        "aligned tokens: a block that makes a massive activation lowers it, and one that removes it raises it, however "
-        "far the prompts come apart; null where the input changes by no more than rounding"
+        description="change of the block's output over that of its input; null where the input changes by no more than "
+        "rounding"
     )
     certificate_error: Annotated[Finite, REBUILT] = Field(
         description="relative error of the block's rebuilt output against the model's own, largest over the compared "

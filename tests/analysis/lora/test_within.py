@@ -5,6 +5,7 @@ A video within a text is read as pictures are."""
 from __future__ import annotations
 
 import json
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import peft
 import picture_texts
 import pytest
 import transformers
+from helpers import far
 from paging import streaming
 from picture_texts import VIDEO_MARK
 from PIL import Image
@@ -78,6 +80,8 @@ def test_every_number_is_what_plain_passes_say(name: str, mark: int, tmp_path: P
     assert len(report.blocks) == len(before) == 3
     for block, old, new in zip(report.blocks, before, after, strict=True):
         assert block.terms.output == pytest.approx(float((new - old).norm() / old.norm()), rel=rough)
+        typical = statistics.median(map(far, new.squeeze(0), old.squeeze(0)))
+        assert block.terms.output_token_median == pytest.approx(typical, rel=rough)
     ids = own["input_ids"][0]
     words = [i for i, token in enumerate(ids.tolist()) if token != mark]
     each = (p.exp() * (p - q)).sum(-1)
