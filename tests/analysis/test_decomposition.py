@@ -468,7 +468,7 @@ def test_a_typical_change_is_that_of_tokens_without_massive_activations() -> Non
     before[0], before[4] = 1e4, 0.0  # what is zero has no relative change
     after = before * torch.tensor([1.0, 1.1, 1.2, 1.3, 1.0])[:, None]
     after[4] = 1.0
-    assert relative_error(after, before) < 1e-4
+    assert relative_error(after[:4], before[:4]) < 1e-4
     assert typical_change(before, after) == pytest.approx(0.15, rel=1e-5)
     assert typical_change(before[:4], after[:4]) == pytest.approx(0.15, rel=1e-5)
     assert typical_change(torch.zeros(2, 4), torch.ones(2, 4)) is None
