@@ -66,9 +66,9 @@ def kinds_of(names: str | Iterable[str] | None) -> tuple[Kind, ...]:
     """Kinds of terms that may go: one, several, or as in --granularity, such as 'neuron,head'; None is every kind."""
     if names is None:
         return KINDS
-    found = [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
+    found = [name.strip().lower() for name in names.split(",")] if isinstance(names, str) else list(names)
     for name in found:
-        one_of("granularity", name, KINDS)
+        one_of("--granularity", name, KINDS)
     if not found:
         raise InputError(f"granularity: none given; expected some of {', '.join(KINDS)}")
     return cast("tuple[Kind, ...]", tuple(dict.fromkeys(found)))

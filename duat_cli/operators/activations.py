@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -38,16 +39,14 @@ class Activation:
         return best
 
 
-def _gelu_tanh(t: Tensor) -> Tensor:
-    return functional.gelu(t, approximate="tanh")
-
-
 KNOWN = (
     Activation("identity", lambda t: t, below_identity=True),
     Activation("relu", torch.relu, below_identity=True),
     Activation("relu squared", lambda t: torch.relu(t).square()),
     Activation("gelu", functional.gelu, (-0.7517915246935645,), below_identity=True),
-    Activation("gelu (tanh)", _gelu_tanh, (-0.7524614220710163,), below_identity=True),
+    Activation(
+        "gelu (tanh)", partial(functional.gelu, approximate="tanh"), (-0.7524614220710163,), below_identity=True
+    ),
     Activation("silu", functional.silu, (-1.2784645427610738,), below_identity=True),
     Activation("quick gelu", lambda t: t * torch.sigmoid(1.702 * t), (-0.7511542554412889,), below_identity=True),
     Activation("mish", functional.mish, (-1.1924312399780397,), below_identity=True),

@@ -485,5 +485,5 @@ def test_every_name_is_there() -> None:
 
 def test_kinds_are_taken_as_the_command_takes_them() -> None:
     assert kinds_of("neuron, head") == kinds_of(["neuron", "head"]) == ("neuron", "head")
-    with pytest.raises(InputError, match="granularity 'layer': expected"):
+    with pytest.raises(InputError, match="--granularity 'layer': expected"):
         kinds_of("neuron,layer")

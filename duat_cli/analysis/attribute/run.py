@@ -87,7 +87,8 @@ class Attributor:
         options, work, session = self._options, self._work, self._session
         texts = [Continued(prompt) for _, prompt in prompts]
         if self._runs_on:
-            texts = continued(session, prompts, options.steps, self._behind, self._progress)
+            behind = functools.partial(self._words.behind, text=options.continuation or "")
+            texts = continued(session, prompts, options.steps, behind, self._progress)
         for (number, prompt), whole in zip(prompts, texts, strict=True):
             target, against = (None if field is None else field.of(prompt.line) for field in options.each)
             self._chooser.expect(number, target=target, against=against, continued=whole.count, alone=whole.alone)
@@ -119,9 +120,6 @@ class Attributor:
             return False
         head = head_of(loaded.model, stack_of(loaded.model))
         return head.exists and not head.causal
-
-    def _behind(self, prompt: Prompt, where: str) -> tuple[list[int], list[int]]:
-        return self._words.behind(prompt, where, self._options.continuation or "")
 
     def _measurer(self, some: Found, text: Prompt) -> Measurer:
         work, session = self._work, self._session

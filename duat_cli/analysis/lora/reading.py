@@ -44,8 +44,9 @@ def require_alike(
     of it, as far as passes without weights tell."""
     shells = [chosen_stack(skeleton(files), stack) for files in (base, tuned)]
     heard = [prompt.source or prompt for prompt in reversed(prompts)]
-    for prompt in {_shapes(one): one for one in heard if one.prepared is not None}.values():
-        own, other = (expected_positions(shell, prompt.prepared or {}) for shell in shells)
+    made = [(one, one.prepared) for one in heard if one.prepared is not None]
+    for prompt, prepared in {tuple(t.shape for t in both[1].values()): both for both in made}.values():
+        own, other = (expected_positions(shell, prepared) for shell in shells)
         if own != other:
             how = "cannot read it in these sizes" if other is None else f"makes {other} tokens of it, the base {own}"
             raise InputError(f"{prompt.text}: the tuned checkpoint {how}; both have to read the same")
@@ -59,7 +60,3 @@ def logits_of(session: Session, output: Any, prompt: Prompt) -> Tensor:
     if not isinstance(given, Tensor) and (loaded.pair is not None or "input_ids" not in given):
         return needed(given_logits(loaded, output, given))  # the model's `HeadTest` has passed
     return torch.cat([logits for _, logits in head_logits(loaded.model, session.structure.stack, output, given)])
-
-
-def _shapes(prompt: Prompt) -> tuple[tuple[int, ...], ...]:
-    return tuple(tuple(tensor.shape) for tensor in (prompt.prepared or {}).values())

@@ -104,7 +104,9 @@ def shape_of(files: CheckpointFiles, dtype: str) -> Shape:
         parts=parts,
         largest_tensor=max((t.read_bytes + (t.bytes if t.made else 0) for t in files.tensors.values()), default=0),
         largest_elements=max((tensor.elements for tensor in files.tensors.values()), default=0),
-        cast_at_once=sum(sorted(t.read_bytes for t in files.tensors.values() if _cast(t, element))[-LOADERS:]),
+        cast_at_once=sum(
+            sorted(t.read_bytes for t in files.tensors.values() if t.read_bytes != t.elements * element)[-LOADERS:]
+        ),
         width=width,
         heads=heads,
         kv_heads=_kv_heads(config, heads),
@@ -127,10 +129,6 @@ def _loaded(parts: Parts, config: Mapping[str, Any]) -> Parts:
     if depth is None or len(stacks) != 1 or "depths" in config:
         return parts
     return replace(parts, blocks=tuple(b for b in parts.blocks if int(b.name.rpartition(".")[2]) < depth))
-
-
-def _cast(tensor: TensorEntry, element: int) -> bool:
-    return tensor.read_bytes != tensor.elements * element
 
 
 def _number(config: Mapping[str, Any], names: Iterable[str]) -> int | None:

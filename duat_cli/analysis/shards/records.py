@@ -63,16 +63,12 @@ class Manifest(Stored):
             "config": self.arithmetic,
             "tokenizer": self.tokenizer,
             "prompt set": self.prompt_set,
-            **{_shown(name): value for name, value in self.settings.items()},
+            **{n if n.isupper() else f"--{n.replace('_', '-')}": value for n, value in self.settings.items()},
         }
 
     def seal(self) -> bytes:
         """Key of the hashes in lines, which ties them to this manifest."""
         return hashlib.sha256(repr(self.same()).encode()).digest()
-
-
-def _shown(name: str) -> str:
-    return name if name.isupper() else f"--{name.replace('_', '-')}"
 
 
 class PromptRecord(Stored):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from duat_cli.cli.shared import options
 from duat_cli.cli.shared.grouped import Options
 from duat_cli.errors import InputError
-from duat_cli.kinds import KINDS, Effort, Kind, MetricName, apart
+from duat_cli.kinds import Effort, MetricName, apart
 
 if TYPE_CHECKING:
     from duat_cli.analysis.plan.task import PruneOptions
@@ -102,8 +102,9 @@ class Pruning(Options):
     def settings(self) -> PruneOptions:
         """The options, parsed. Raises InputError for senseless values, and for options that contradict each other."""
         from duat_cli.analysis.plan.task import PruneOptions, effort_of
+        from duat_cli.api.settings import kinds_of
 
-        kinds = parse_kinds(self.granularity)
+        kinds = kinds_of(self.granularity)
         require_repair(self.calibration, self.repair)
         remove, of_all = parse_remove(self.remove)
         probes, measure = effort_of(self.effort, self.probes, self.measure)
@@ -113,18 +114,6 @@ class Pruning(Options):
             repair=self.repair, joint=apart(kinds), remove=remove, of_all=of_all, rounds=self.rounds,
             criteria=self.criteria, effort=self.effort, whole=self.out is not None,
         )  # fmt: skip
-
-
-def parse_kinds(text: str | None) -> tuple[Kind, ...]:
-    if text is None:
-        return KINDS
-    found: list[Kind] = []
-    for part in text.split(","):
-        name = part.strip().lower()
-        if name not in KINDS:
-            raise InputError(f"--granularity '{text}': '{part.strip()}' is none of {', '.join(KINDS)}")
-        found.append(name)
-    return tuple(dict.fromkeys(found))
 
 
 def parse_remove(text: str | None) -> tuple[float | None, bool]:

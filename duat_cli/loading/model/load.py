@@ -329,14 +329,10 @@ def settle(model: PreTrainedModel, device: torch.device) -> None:
 
 def _grouped_kernel_knows(dtype: torch.dtype, device: torch.device) -> bool:
     """Whether the kernel that transformers uses for routed experts (`grouped_mm`) computes in this dtype. A call finds
-    out, because torch lists neither dtypes nor devices. True if torch lacks the kernel: then transformers uses a
-    loop."""
-    kernel = getattr(torch.nn.functional, "grouped_mm", None)
-    if kernel is None:
-        return True
+    out, because torch lists neither dtypes nor devices."""
     one = torch.zeros(16, 16, dtype=dtype, device=device)  # it demands multiples of 16 bytes for rows and columns
     try:
-        kernel(one, one[None], offs=torch.tensor([16], dtype=torch.int32, device=device))
+        torch.nn.functional.grouped_mm(one, one[None], offs=torch.tensor([16], dtype=torch.int32, device=device))
     except (RuntimeError, NotImplementedError):
         return False
     return True

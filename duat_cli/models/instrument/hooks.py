@@ -57,11 +57,7 @@ class _Hook:
         return self._called(*args)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Callable[..., None]:
-        return _nothing
-
-
-def _nothing(*_: Any) -> None:
-    return None
+        return lambda *_: None
 
 
 class ExchangedError(UnsupportedModelError):

@@ -14,7 +14,7 @@ from duat_cli.report.tables import facts, numbers
 from duat_cli.report.tables.grid import BLOCK, PROMPT, Column, Labels, filled, fits, of_cross, spaced, unshown
 from duat_cli.report.tables.page import BLANK, Page, cut, heading, item, line, note
 from duat_cli.results.base import Result
-from duat_cli.results.lora import Eq18, LoraReport, TokenChange
+from duat_cli.results.lora import Eq18, LoraReport
 from duat_cli.results.prompts import all_prompts
 from duat_cli.text import plural, some
 
@@ -303,7 +303,8 @@ def _prompts(report: LoraReport, page: Page) -> list[RenderableType]:
     answered = any(row.answer is not None for row in rows)
     columns = PROMPT_COLUMNS if answered else _PREDICTED_COLUMNS
     moved = [
-        f"prompt {row.prompt}: {', '.join(_token(token) for token in row.moved_tokens)}"
+        f"prompt {row.prompt}: "
+        + ", ".join(f"{t.position} '{cut(t.text)}' {numbers.plain(t.kl)}" for t in row.moved_tokens)
         for row in rows[:5]
         if any(token.kl for token in row.moved_tokens)
     ]
@@ -318,10 +319,6 @@ def _prompts_title(report: LoraReport) -> str:
     shown, count = min(listed, _SHOWN), report.prompt_set.count if report.prompt_set else listed
     more = f" (--json has {listed:,})" if shown < listed else ""
     return f"The {shown:,} of {count:,} prompts that moved most{more}" if shown < count else "Prompts, most moved first"
-
-
-def _token(token: TokenChange) -> str:
-    return f"{token.position} '{cut(token.text)}' {numbers.plain(token.kl)}"
 
 
 def _verdict(report: LoraReport) -> list[RenderableType]:

@@ -206,7 +206,7 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "budget nan": (["--budget", "nan"], "--budget nan"),
     "confidence 1": (["--confidence", "1"], "--confidence 1: expected a number between 0 and 1"),
     "exceed 0": (["--exceed", "0"], "--exceed 0"),
-    "granularity": (["--granularity", "head,layer"], "'layer' is none of neuron, head, expert"),
+    "granularity": (["--granularity", "head,layer"], "--granularity 'layer': expected neuron, head, expert"),
     "export of many": (["--export", "set.json"], "choose one, such as --granularity head"),
     "export of a name": (["--export", "set.txt", "--granularity", "head"], "expected a name that ends in .json"),
     "slices of heads": (["--export", "set.yaml", "--granularity", "head"], "use --granularity block"),

@@ -199,7 +199,9 @@ def _copy_beside(source: Path, part: Path) -> None:
         name = file.relative_to(source)
         own = any(file.is_relative_to(folder) for folder in behind)
         folders = [source / parent for parent in name.parents if parent != Path()]
-        foreign = not own and (_is_weights(file) or any(_holds_weights(folder) for folder in folders))
+        foreign = not own and (
+            _is_weights(file) or any(_is_weights(other) for folder in folders for other in folder.iterdir())
+        )
         if not file.is_file() or foreign or any(p.startswith(".") for p in name.parts):
             continue
         # transformers writes the generation settings of config.json, without those of the checkpoint's own file
@@ -210,10 +212,6 @@ def _copy_beside(source: Path, part: Path) -> None:
 
 def _is_weights(file: Path) -> bool:
     return file.suffix in WEIGHTS or file.name.endswith(".index.json")
-
-
-def _holds_weights(folder: Path) -> bool:
-    return any(_is_weights(file) for file in folder.iterdir())
 
 
 @contextlib.contextmanager

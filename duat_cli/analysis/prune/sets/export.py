@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -93,6 +94,8 @@ def mergekit_slices(blocks: int, removed: Sequence[int], *, model: str, dtype: s
     `layer_range` is half-open, [first, past the last). blocks: how many there are; removed: which go; kinds: as
     `kinds_of_blocks` returns it.
     """
+    import yaml  # of this form alone
+
     gone = set(removed)
     if bad := [b for b in gone if not 0 <= b < blocks]:
         raise InputError(f"block {bad[0]}: the model has blocks 0 to {blocks - 1}")
@@ -101,15 +104,8 @@ def mergekit_slices(blocks: int, removed: Sequence[int], *, model: str, dtype: s
         raise InputError("no block would be left")
     starts = [b for b in keep if b - 1 not in keep]
     ends = [b + 1 for b in keep if b + 1 not in keep]
-    lines = ["slices:"]
-    if kinds > 1:
-        lines = ["# the config lists kinds of blocks by their number: take the same numbers out of that list", *lines]
-    for start, end in zip(starts, ends, strict=True):
-        lines += ["- sources:", f"  - model: {_quoted(model)}", f"    layer_range: [{start}, {end}]"]
-    return "\n".join([*lines, "merge_method: passthrough", f"dtype: {dtype}", ""])
-
-
-def _quoted(text: str) -> str:
-    """A double-quoted YAML string, whatever characters `text` has."""
-    plain = text.replace("\\", "\\\\").replace('"', '\\"')
-    return '"' + "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in plain) + '"'
+    kept = [{"model": model, "layer_range": [start, end]} for start, end in zip(starts, ends, strict=True)]
+    content = {"slices": [{"sources": [one]} for one in kept], "merge_method": "passthrough", "dtype": dtype}
+    note = "# the config lists kinds of blocks by their number: take the same numbers out of that list\n"
+    text: str = yaml.safe_dump(content, default_flow_style=None, sort_keys=False, width=math.inf)
+    return (note if kinds > 1 else "") + text

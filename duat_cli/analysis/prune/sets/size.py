@@ -51,7 +51,7 @@ def set_size(
 def _left_with_blocks(model: nn.Module, structure: ModelStructure, cut: Cut) -> int | None:
     """Parameters that leave with the cut's blocks, without those shared by blocks that stay; None where no config can
     state what the cut leaves. Blocks are cut first, then parts of those that stay."""
-    before = _parameters(model)
+    before = parameters_of(model)
     try:
         with contextlib.ExitStack() as stack:
             if cut.blocks:
@@ -60,10 +60,11 @@ def _left_with_blocks(model: nn.Module, structure: ModelStructure, cut: Cut) -> 
                     return None
             for parts in filter(None, (cut.heads, cut.neurons)):
                 require_stated(model, [layers for layers, _ in parts])
-            return before - _parameters(model)
+            return before - parameters_of(model)
     except UnsupportedModelError:
         return None
 
 
-def _parameters(model: nn.Module) -> int:
+def parameters_of(model: nn.Module) -> int:
+    """How many parameters a model has; tied ones count once."""
     return sum(parameter.numel() for parameter in model.parameters())

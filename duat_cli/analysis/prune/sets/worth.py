@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from duat_cli.analysis.prune.sets.apply import Applied
+from duat_cli.analysis.prune.sets.size import parameters_of
 from duat_cli.analysis.prune.terms.damage import Loss, Metric, last_states, logits_of
 from duat_cli.loading.model.load import LoadedModel, load
 from duat_cli.loading.prompts import Prompt
@@ -71,8 +72,8 @@ def worth(
         terms=terms,
         repaired=repaired,
         **asdict(applied),
-        parameters_before=_parameters(loaded.headed),
-        parameters_after=_parameters(again.model),
+        parameters_before=parameters_of(loaded.headed),
+        parameters_after=parameters_of(again.model),
         measured_on=on,
         prompts=len(run),
         tokens=scored,
@@ -86,11 +87,6 @@ def worth(
         timed_tokens=tokens,
         reasons={name: reason for name, reason in reasons.items() if reason},
     )
-
-
-def _parameters(model: Any) -> int:
-    """How many parameters a model has; tied ones count once."""
-    return sum(parameter.numel() for parameter in model.parameters())
 
 
 @torch.no_grad()

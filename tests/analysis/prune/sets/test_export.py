@@ -56,10 +56,10 @@ def test_slices_text() -> None:
     assert text == (
         "slices:\n"
         "- sources:\n"
-        '  - model: "org/name"\n'
+        "  - model: org/name\n"
         "    layer_range: [1, 3]\n"
         "- sources:\n"
-        '  - model: "org/name"\n'
+        "  - model: org/name\n"
         "    layer_range: [5, 8]\n"
         "merge_method: passthrough\n"
         "dtype: bfloat16\n"
