@@ -61,10 +61,11 @@ class PlanRequest:
 
     def __post_init__(self) -> None:
         one_question(None, None, self.position, self.steps, None)
-        own = self.texts.own or self.default_prompts
+        own = self.texts.own or self.texts.chat or self.default_prompts
         if self.tokens is not None and (own or self.holdout is not None or self.calibration is not None):
             raise InputError(
-                "--tokens stands in place of texts: give it without --prompt, --prompts, --holdout and --calibration"
+                "--tokens stands in place of texts: give it without --prompt, --prompts, --default-prompts, --chat, "
+                "--holdout and --calibration"
             )
 
     @functools.cached_property

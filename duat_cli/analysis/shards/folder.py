@@ -75,7 +75,7 @@ class Folder:
     def open(cls, path: Path, manifest: Manifest, keys: array[int], leaders: array[int]) -> Folder:
         """Opens a folder to add results. Raises InputError if it holds results of another manifest. leaders: as for
         `owners`."""
-        with _faults(path):
+        with _faults(path, "cannot write"):
             path.mkdir(parents=True, exist_ok=True)
             _create(path / MANIFEST, manifest)
             theirs = _manifest(path)
@@ -92,7 +92,7 @@ class Folder:
     @classmethod
     def read(cls, path: Path) -> Folder:
         """Opens a folder to merge its results."""
-        with _faults(path):
+        with _faults(path, "cannot be read"):
             manifest = _manifest(path)
             keys, leaders = array("Q"), array("I")
             keys.frombytes(_bytes(path / KEYS))
@@ -206,7 +206,7 @@ class Folder:
     def put_aside(self, name: str, found: Aside) -> None:
         """Writes a further file of the command, with the manifest's seal, whole or not at all."""
         sealed = found.model_copy(update={"seal": self.seal.hex()})
-        with _faults(self.path):
+        with _faults(self.path, "cannot write"):
             _put(self.path / name, sealed.model_dump_json().encode())
 
 
@@ -270,11 +270,11 @@ def _manifest(path: Path) -> Manifest:
 
 
 @contextlib.contextmanager
-def _faults(path: Path) -> Iterator[None]:
+def _faults(path: Path, what: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise InputError(f"{clean(str(error.filename or path))}: {error.strerror or error}") from error
+        raise InputError(f"{clean(str(error.filename or path))}: {what}: {error.strerror or error}") from error
 
 
 def _told(value: object) -> str:

@@ -62,8 +62,8 @@ class Asked(Options):
     maps: int | None = options.compute_option(
         metavar="K",
         min=0,
-        help="Also report C of the first K prompts, token by token, up to 64 tokens. Default: 0, or 1 with --format "
-        "html.",
+        help="Also give C of the first K prompts, token by token, up to 64 tokens, in the JSON and on the page. "
+        "Default: 0, or 1 with --format html.",
     )
     save: str | None = options.compute_option(
         metavar="WHAT",

@@ -147,7 +147,9 @@ def _parse_tokens(text: str | None) -> list[int] | None:
     for part in text.split(","):
         match = re.fullmatch(r"\s*(?:(\d{1,7})x)?(\d{1,7})\s*", part, re.ASCII)
         if match is None or int(match[2]) == 0:
-            raise InputError(f"--tokens '{text}': '{part}' is no number of tokens; expected such as 512 or 100x32")
+            raise InputError(
+                f"--tokens '{text}': '{part}' is no number of tokens from 1 to 9999999; expected such as 512 or 100x32"
+            )
         times = int(match[1] or 1)
         if len(counts) + times > TOKENS_LIMIT:
             raise InputError(f"--tokens '{text}': more than {TOKENS_LIMIT} prompts")

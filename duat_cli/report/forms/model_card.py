@@ -86,10 +86,14 @@ def _inspected(report: InspectReport) -> str:
         *_identity(model.fingerprint, model.revision),
         *_certificate(report.certificate),
     ]
+    chosen = [block.index for block in report.blocks]  # fewer than all with --layers
+    layers = None if len(chosen) == model.blocks else ",".join(map(str, chosen))
+    rows += [] if layers is None else [("Blocks of this report", layers)]
     shares = [("linear", summary.linear_share), ("static", summary.static_share), ("UAT terms", summary.dynamic_share)]
     shares += [("encoder", summary.encoder_share)]
     known = [f"{name} {share:.3f}" for name, share in shares if share is not None]
-    rows += [("What the last block's output is made of", ", ".join(known))] if known else []
+    last = "the last block" if layers is None or chosen[-1] == model.blocks - 1 else f"block {chosen[-1]}"
+    rows += [(f"What {last}'s output is made of", ", ".join(known))] if known else []
     if summary.effective_context is not None:
         rows += [("Tokens that a token reads, mean", f"{summary.effective_context:.2f}")]
     rows += _made(all_prompts(report), report.environment, report.duat_version)
@@ -97,7 +101,8 @@ def _inspected(report: InspectReport) -> str:
     if summary.notable:
         lines += [*(f"- {escaped(sentence)}" for sentence in summary.notable), ""]
     words = ["duat", "inspect", model.name, *_option("--revision", model.revision)]
-    words += [*_option("--stack", model.stack), *_option("--dtype", report.environment.dtype)]
+    words += [*_option("--stack", model.stack), *_option("--layers", layers)]
+    words += _option("--dtype", report.environment.dtype)
     return "\n".join([*lines, *_reproduce(report.duat_version, words, all_prompts(report))])
 
 

@@ -63,15 +63,19 @@ def test_a_gpu_need_not_be_there(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--device 'cuda:x': expected auto, cpu, cuda" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("text", ["", "x", "0", "3x0", "2x", "32,", "10000000x1"])
+@pytest.mark.parametrize("text", ["", "x", "0", "3x0", "2x", "32,", "10000000x1", "10000000"])
 def test_a_list_that_is_none_is_refused(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["plan", MODEL, "--tokens", text]) == 2
-    assert "--tokens" in capsys.readouterr().err
+    assert f"--tokens '{text}': " in (error := capsys.readouterr().err)
+    assert "is no number of tokens from 1 to 9999999" in error
 
 
-def test_texts_and_their_lengths_contradict_each_other(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["plan", MODEL, "--tokens", "3", "--prompt", "a"]) == 2
-    assert "--tokens stands in place of texts" in capsys.readouterr().err
+@pytest.mark.parametrize("words", [["--prompt", "a"], ["--for", "lora-diff", "--default-prompts"], ["--chat"]])
+def test_texts_and_their_lengths_contradict_each_other(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", MODEL, "--tokens", "3", *words]) == 2
+    error = capsys.readouterr().err
+    assert "--tokens stands in place of texts" in error
+    assert next(word for word in reversed(words) if word.startswith("--")) in error
 
 
 def test_what_cannot_run_is_exit_2_with_a_report(capsys: pytest.CaptureFixture[str]) -> None:

@@ -54,6 +54,21 @@ def test_signals(tmp_path: Path, number: signal.Signals, code: int, word: str) -
     assert list(tmp_path.iterdir()) == [report]
 
 
+def test_an_interrupt_while_the_command_line_is_imported(tmp_path: Path) -> None:
+    (tmp_path / "typer.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    stopped = subprocess.run(
+        [sys.executable, "-m", "duat_cli", "--help"],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=CHILD,
+        check=False,
+        preexec_fn=hear_signals,
+    )
+    assert (stopped.returncode, stopped.stdout, stopped.stderr) == (130, "", "duat: interrupted\n")
+
+
 @pytest.mark.parametrize("arguments", ["inspect m", "--help", "--version"])
 def test_full_standard_output(arguments: str) -> None:
     result = shell(f"$D {arguments} > /dev/full")

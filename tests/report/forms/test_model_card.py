@@ -112,6 +112,22 @@ def test_the_command_of_inspect_writes_it(tmp_path: Path, monkeypatch: pytest.Mo
     assert run([*words, "--format", "model-card", "--json"]) == 2
 
 
+def test_of_some_blocks_it_names_them_and_the_block_whose_output_it_splits(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ["--prompt", TEXTS[0], "--null", "uniform", "--format", "model-card", "-q"]
+    assert run(["inspect", str(demo_path()), "--layers", "1,3", *words]) == 0
+    card = capsys.readouterr().out
+    rows = numbers_of(card)
+    terms = duat.inspect(demo_path(), prompts=TEXTS[0], null="uniform").blocks[3].terms
+    assert terms is not None
+    assert rows["Blocks of this report"] == "1,3"
+    assert rows["What block 3's output is made of"].startswith(f"linear {terms.linear.share:.3f}, ")
+    [line] = re.findall(r"^duat (.+)$", card, re.MULTILINE)
+    assert run([*shlex.split(line), *words]) == 0
+    assert capsys.readouterr().out == card
+
+
 def test_a_saved_report_gives_the_same_section(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
