@@ -130,6 +130,11 @@ def _error(formula: str, source: str) -> Meaning:
     return Meaning("relative", "measured", formula=formula, source=source, better="lower")
 
 
+def _by_token(formula: str, source: str) -> Meaning:
+    """Of an error over all tokens, with this formula, or of the worst token."""
+    return _error(f"the larger of {formula} and the largest over tokens, relative to that token's terms", source)
+
+
 class NetworkLayer(WithReasons):
     """Check of one layer: the equation of all layers up to it, with sigma live, against the model's own values."""
 
@@ -147,8 +152,11 @@ class NetworkLayer(WithReasons):
         description="number of FFN neurons of one token; of routed experts those of its own experts"
     )
     experts: int | None = Field(description="number k of routed experts of one token; null where the FFN has none")
-    pre_activation_error: Annotated[Finite | None, _error("|W'_{j,2} x'_0 + b'_{j,2} - a_j| / |a_j|", "Eq. 34")] = (
-        Field(description="relative error of what sigma reads by the equation against the model's own values")
+    pre_activation_error: Annotated[Finite | None, _by_token("|W'_{j,2} x'_0 + b'_{j,2} - a_j| / |a_j|", "Eq. 34")] = (
+        Field(
+            description="relative error of what sigma reads by the equation against the model's own values, of all "
+            "tokens together or of the worst token"
+        )
     )
     unit_error: Annotated[Finite | None, _error("|FFN_j(sigma(a_j)) - its own output| / |the latter|", "Eq. 29")] = (
         Field(
@@ -156,8 +164,9 @@ class NetworkLayer(WithReasons):
             "what the model's own FFN gave"
         )
     )
-    output_error: Annotated[Finite, _error("|x_j by the equation - x_j| / |x_j|", "Eq. 21, 23, 33")] = Field(
-        description="relative error of the layer's output by the equation, against the model's own"
+    output_error: Annotated[Finite, _by_token("|x_j by the equation - x_j| / |x_j|", "Eq. 21, 23, 33")] = Field(
+        description="relative error of the layer's output by the equation, against the model's own, of all tokens "
+        "together or of the worst token"
     )
 
 
@@ -175,10 +184,12 @@ class NetworkReport(ModelReport):
     layers: list[NetworkLayer]
     whole_error: Annotated[
         Finite,
-        _error("|W'_{L,1} x'_0 + b'_{L,3} + sum_j W'_{j,3} sigma(W'_{j,2} x'_0 + b'_{j,2}) - x_L| / |x_L|", "Eq. 33"),
+        _by_token(
+            "|W'_{L,1} x'_0 + b'_{L,3} + sum_j W'_{j,3} sigma(W'_{j,2} x'_0 + b'_{j,2}) - x_L| / |x_L|", "Eq. 33"
+        ),
     ] = Field(
         description="relative error of Eq. 33 of all layers from the matrices alone, every W'_{j,3} made, against the "
-        "model's own output x_L"
+        "model's own output x_L, of all tokens together or of the worst token"
     )
     deviations: list[str] = Field(description="where the model is not what the paper's equations are written for")
     skipped: list[Skipped]

@@ -13,6 +13,8 @@ the last layer every W'_{k,3} is computed, and Eq. 33 is evaluated again from th
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,7 +23,7 @@ from torch import Tensor
 from duat_cli.analysis.network.file import NetworkFile
 from duat_cli.analysis.network.layer import Layer
 from duat_cli.errors import needed
-from duat_cli.models.arrays import relative_error
+from duat_cli.models.arrays import relative_error, token_errors
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,8 @@ class Own:
 
 @dataclass(frozen=True)
 class StepErrors:
-    """Relative errors of one layer's equation against the model; None where there is nothing to compare."""
+    """Relative errors of one layer's equation against the model, of all tokens together or of the worst, except that of
+    the unit; None where there is nothing to compare."""
 
     output: float
     unit: float | None
@@ -56,7 +59,7 @@ class Evaluation:
         self._b3 = torch.zeros_like(self._x0)
         self._rest = torch.zeros_like(self._x0)  # UAT^R_j
         self._active: list[Tensor | None] = []  # σ(…) of every layer
-        self._output = self._x0
+        self._output = x0  # of the model's own last layer
 
     def add(self, layer: Layer, own: Own) -> StepErrors:
         """Adds the next layer, and compares it with the model."""
@@ -74,34 +77,42 @@ class Evaluation:
             W2 = layer.W2 if self._W1 is None else layer.W2 @ self._W1
             b2 = (layer.W2 @ before + layer.b2) + layer.W2 @ rest
             self._file.add(number, W2=W2, b2=b2)
-            a = W2 @ self._x0 + b2
+            read = W2 @ self._x0, b2
+            a = functools.reduce(torch.add, read)
             h = layer.hidden.sigma(a)
             carried = carried + layer.W3 @ h
-            pre = None if own.pre_activation is None else _far(a, own.pre_activation)
+            pre = None if own.pre_activation is None else _far(a, own.pre_activation, read)
             if own.unit is not None:
-                unit = _far(layer.hidden.output(h.reshape(self._tokens, -1)), own.unit)
+                unit = relative_error(layer.hidden.output(h.reshape(self._tokens, -1)), own.unit)
         self._W1, self._b3, self._rest = W1, b3, carried
         self._active.append(h)
-        self._output = own.output.reshape(-1)
-        x = W1 @ self._x0 + b3 + carried
+        parts = W1 @ self._x0, b3, carried
+        x = functools.reduce(torch.add, parts)
         self._file.add(number, x=x)
-        return StepErrors(_far(x, own.output), unit, pre)
+        output = _far(x, own.output, [self._output, *parts])
+        self._output = own.output
+        return StepErrors(output, unit, pre)
 
     def finish(self) -> float:
         """Computes every W'_{k,3} of all layers together; the relative error of Eq. 33 from the matrices alone."""
-        total = needed(self._W1) @ self._x0 + self._b3
+        linear = needed(self._W1) @ self._x0
+        dynamic = torch.zeros_like(linear)
         behind: Tensor | None = None  # product of the original W'_{L,1} … W'_{k+1,1}; None: the identity
         for k in range(len(self._active), 0, -1):
             h = self._active[k - 1]
             if h is not None:
-                W3 = self._file.original(k, "W3").to(total.device)
+                W3 = self._file.original(k, "W3").to(linear.device)
                 W3 = W3 if behind is None else behind @ W3
                 self._file.add(k, W3=W3)
-                total = total + W3 @ h
-            W1 = self._file.original(k, "W1").to(total.device)
+                dynamic = dynamic + W3 @ h
+            W1 = self._file.original(k, "W1").to(linear.device)
             behind = W1 if behind is None else behind @ W1
-        return _far(total, self._output)
+        parts = linear, self._b3, dynamic
+        return _far(functools.reduce(torch.add, parts), self._output, parts)
 
 
-def _far(made: Tensor, own: Tensor) -> float:
-    return relative_error(made.reshape(-1), own.reshape(-1))
+def _far(made: Tensor, own: Tensor, beside: Sequence[Tensor]) -> float:
+    """Error of a vector that the equation gives, (N rows), against the model's own, (N, rows). beside: as for
+    `token_errors`."""
+    [error] = token_errors(made.reshape(own.shape), own, [one.reshape(len(own), -1) for one in beside], 1)
+    return error

@@ -173,7 +173,9 @@ def _recognised(span: _Span, twins: _Twins) -> FeedForward:
         twins.run(z)
     except (RuntimeError, ValueError, TypeError, LookupError) as fault:  # it may read a mask of the model's own tokens
         raise UnsupportedModelError(f"{name} does not run on other vectors than its block's tokens") from fault
-    spread = max((float(out.abs().max()) for _, x, out in twins.calls if equal(x, z)), default=0.0)
+    # without what is the same for all vectors: beside one large bias all else would be taken too near to 0
+    moved = (out - out.mean(dim=-2, keepdim=True) for _, x, out in twins.calls if equal(x, z))
+    spread = max((float(one.abs().max()) for one in moved), default=0.0)
     if not spread > 0:
         raise UnsupportedModelError(f"{name}: its first layers give nothing")
     z = z * (SPREAD / spread)

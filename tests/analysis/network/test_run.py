@@ -245,6 +245,28 @@ def test_a_layer_without_an_ffn_has_no_sigma(tmp_path: Path) -> None:
     assert "W'_{2,3}" in t
 
 
+def test_a_massive_activation_does_not_hide_what_is_wrong_of_other_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The norm over all tokens is that of the first: one hundredth of what the second's last FFN adds is nothing."""
+    model = two_single("llama")
+    ids, width, made = token_ids(model, TOKENS), model.config.hidden_size, run.layer_of
+    ids[0, 0] = 0
+    assert not bool((ids[0, 1:] == 0).any())
+    with torch.no_grad():
+        model.model.embed_tokens.weight[0, 3] = 1e4
+    assert run.network(as_loaded(model), prompt_of(ids), str, quiet).certificate.exact
+
+    def wrong(block: Any, *others: Any) -> Any:
+        layer = made(block, *others)
+        if block.index == 1:
+            layer.W3[width : 2 * width] *= 1.01
+        return layer
+
+    monkeypatch.setattr(run, "layer_of", wrong)
+    report = run.network(as_loaded(model), prompt_of(ids), str, quiet)
+    assert report.layers[1].output_error > 1e-4
+    assert not report.certificate.exact
+
+
 def test_what_is_no_network_of_the_paper_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = two_single("llama")
     width = model.config.hidden_size

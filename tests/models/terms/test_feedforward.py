@@ -62,6 +62,16 @@ def test_in_other_dtypes(dtype: torch.dtype) -> None:
             assert form.columns().dtype in (torch.float32, torch.float64)
 
 
+@pytest.mark.parametrize("bias", [-1e4, 1e3])
+def test_a_neuron_with_a_large_bias_hides_no_form(bias: float) -> None:
+    model = single_model("gpt2")
+    with torch.no_grad():
+        for block in model.transformer.h:
+            block.mlp.c_fc.bias[3] = bias
+    for form, _ in forms(model):
+        assert form.activation.name == "gelu (tanh)"
+
+
 def test_rows_and_columns_are_the_weights() -> None:
     model = single_model("phi3")
     form, _ = forms(model)[0]
