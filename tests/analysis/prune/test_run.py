@@ -300,3 +300,12 @@ def test_processes_that_share_the_prompts_find_the_same() -> None:
     alone, shared = (prune_bound(one, given, held_out, options, quiet).report for one in both)
     assert alone.plans[0].guarantee is not None
     assert shared == alone.model_copy(update={"run": shared.run})
+
+
+def test_every_block_has_its_own_number_of_key_and_value_heads() -> None:
+    """A block of MiniMax has softmax attention, whose heads share keys and values, or a mixer whose heads do not."""
+    model = single_model("minimax")
+    options = PruneOptions(kinds=("head",), measure=0, probes=2, metric="hidden")
+    report = prune_bound(as_loaded(model), [Prompt("", "0", token_ids(model, 6), 1)], [], options, quiet).report
+    found = [(block.heads.count, block.heads.kv_heads) for block in report.blocks if block.heads]
+    assert found == [(4, 2 if kind == "full_attention" else 4) for kind in model.config.layer_types]
