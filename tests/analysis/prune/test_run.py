@@ -309,3 +309,12 @@ def test_every_block_has_its_own_number_of_key_and_value_heads() -> None:
     report = prune_bound(as_loaded(model), [Prompt("", "0", token_ids(model, 6), 1)], [], options, quiet).report
     found = [(block.heads.count, block.heads.kv_heads) for block in report.blocks if block.heads]
     assert found == [(4, 2 if kind == "full_attention" else 4) for kind in model.config.layer_types]
+
+
+def test_neurons_that_cannot_be_told_apart_are_refused_with_the_reason() -> None:
+    """Falcon-H1 multiplies the output of its FFN's last layer by a number."""
+    model = single_model("falcon_h1")
+    options = PruneOptions(kinds=("neuron",), measure=0, probes=2, metric="hidden")
+    why = r"told apart \(neurons of blocks 0-2: the output of FalconH1MLP is not made by one .*\); it has head, ffn"
+    with pytest.raises(InputError, match=why):
+        prune_bound(as_loaded(model), [Prompt("", "0", token_ids(model, 6), 1)], [], options, quiet)
