@@ -1349,12 +1349,13 @@ def criterion_set(size: int, criterion: str, allocation: Allocation, times: floa
     )  # fmt: skip
 
 
-def size(terms: int, *, counted: bool = True) -> SetSize:
+def size(terms: int, *, counted: bool = True, uniform_leaves: bool = True) -> SetSize:
     return SetSize(
         terms_removed=terms // 2,
         parameters_removed=1729 * terms,
         parameters_zeroed=288 * terms if counted else None,
         bytes_removed=3458 * terms,
+        uniform_leaves=uniform_leaves,
         reasons={} if counted else {"parameters_zeroed": "a weight to be zeroed is tied to another place"},
     )
 

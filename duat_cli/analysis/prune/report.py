@@ -150,7 +150,7 @@ def blocks_of(work: Work, terms: Sequence[PruneTerm]) -> list[PruneBlock]:
             PruneBlock(
                 index=number,
                 name=session.structure.block(number).parts.name,
-                heads=_heads(there["head"], session.kv_heads * (2 if crossing else 1)),  # of cross-attention as many
+                heads=_heads(there["head"], work.parameters[session.structure.calls[number]].group),
                 neurons=_neurons(there["neuron"], options.budget),
                 **parts,  # type: ignore[arg-type]
                 reasons=reasons,
@@ -192,13 +192,13 @@ def _largest(values: Sequence[float | None]) -> float | None:
     return max(known) if known and len(known) == len(values) else None
 
 
-def _heads(heads: list[PruneTerm], kv_heads: int) -> HeadSummary | None:
+def _heads(heads: list[PruneTerm], group: int) -> HeadSummary | None:
     if not heads:
         return None
     ordered = sorted(heads, key=lambda t: t.linearised or 0.0)
     return HeadSummary(
         count=len(heads),
-        kv_heads=kv_heads,
+        kv_heads=len(heads) // group,
         least=ordered[0].linearised,
         least_index=ordered[0].index,
         largest=ordered[-1].linearised,

@@ -36,7 +36,9 @@ def kinds_of(
             skipped += [Skipped(what=f"{NAMES[kind]} of {indices('block', k)}", why=why) for why, k in reasons.items()]
     if not kept:
         there = ", ".join(kind for kind in KINDS if any(sites[module].count(kind) for module in structure.calls))
-        raise InputError(f"--granularity {','.join(options.kinds)}: the model has no such terms; it has {there}")
+        why = "; ".join(f"{one.what}: {one.why}" for one in skipped)
+        apart = f" that could be told apart ({why})" if why else ""
+        raise InputError(f"--granularity {','.join(options.kinds)}: the model has no such terms{apart}; it has {there}")
     if options.ablate_mean and "expert" in kept:
         raise InputError("--ablate mean: an expert has no mean that could stand in for it; leave out expert")
     return tuple(kept)

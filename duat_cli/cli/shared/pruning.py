@@ -79,7 +79,8 @@ class Pruning(Options):
     )
     uniform: bool = options.compute_option(
         help="Sets take the same number of neurons from every FFN, and of key and value heads, with the heads that "
-        "use them, from every attention: then all of them can leave the file."
+        "use them, from every attention: then all of them can leave the file, if its config can state "
+        "what is left."
     )
     repair: bool = options.compute_option(
         help="Refit what is left by least squares to the dense model's outputs. Budget, guarantee and --apply then "

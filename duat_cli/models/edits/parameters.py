@@ -28,7 +28,7 @@ class BlockParameters:
     that hold them. A head also has a share of keys and values, which can only be removed with all heads that share
     them."""
     group: int
-    """Number of neighbouring heads that share a key and value head."""
+    """Number of neighbouring heads that share a key and value head; 1 for heads of a mixer without softmax."""
     neurons: NeuronLayers | str
     """The rows of the neurons of its one FFN in the layers, or the reason why they cannot be cut out."""
     heads: HeadLayers | str
@@ -45,8 +45,8 @@ def block_parameters(parts: BlockParts, sites: BlockSites, written: Trace) -> Bl
     }
     each["block"] = [_count(parts.module.parameters())]
     heads, calls = sites.of("head"), written.attention_of(parts.attention)
-    shared = calls[0].value.shape[1] if calls else 1
-    group = heads[0].count // shared if heads and heads[0].count % shared == 0 else 1
+    shared = calls[0].value.shape[1] if calls else 0
+    group = heads[0].count // shared if heads and shared and heads[0].count % shared == 0 else 1
     found = {kind: torch.tensor(shares, dtype=torch.float64) for kind, shares in each.items()}
     units = parts.feedforward
     neurons = layers_of(units[0]) if len(units) == 1 else f"it has {len(units)} FFNs"

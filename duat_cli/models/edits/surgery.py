@@ -25,6 +25,7 @@ from duat_cli.models.discovery.structure import ModelStructure
 from duat_cli.models.holding import holding
 from duat_cli.models.terms.sites import BlockSites, Site, Sites, TermId, by_block
 
+_BLOCKS = "num_hidden_layers", "num_layers"  # longcat_flash has two attentions a block, and counts both in the first
 _DECODERS = "decoder_layers", "num_decoder_layers", "decoder_num_hidden_layers"
 _PER_LAYER = re.compile(r"layer|block|type|pattern")
 
@@ -215,7 +216,8 @@ def config_without_blocks(config: Any, blocks: int, keep: Sequence[int]) -> Any:
     for single blocks."""
     config = copy.deepcopy(config)
     text = config.get_text_config()
-    if getattr(text, "num_hidden_layers", None) != blocks:
+    stated = [name for name in _BLOCKS if getattr(text, name, None) == blocks]
+    if not stated:
         raise UnsupportedModelError("its config does not state the number of its blocks")
     lists = {
         name: value
@@ -225,7 +227,7 @@ def config_without_blocks(config: Any, blocks: int, keep: Sequence[int]) -> Any:
     declared = {int(k): value for k, value in (text.to_dict().get("per_layer_config") or {}).items()}
     if declared:  # its keys must be numbers of existing blocks at any time
         text.per_layer_config = None
-    text.num_hidden_layers = len(keep)
+    setattr(text, stated[0], len(keep))
     for name, value in lists.items():
         setattr(text, name, [value[k] for k in keep])
     if declared:

@@ -47,6 +47,10 @@ class SetSize(WithReasons):
     bytes_removed: Annotated[int, Meaning("bytes", "exact", formula="parameters_removed x bytes a value")] = Field(
         description="number of bytes that the file gets smaller by, in the dtype that most of its tensors are stored in"
     )
+    uniform_leaves: bool = Field(
+        description="whether something of the set's kinds can leave the file with --uniform: neurons and heads, where "
+        "the config can state what is left"
+    )
 
 
 class SketchRound(Result):

@@ -195,8 +195,8 @@ class HeadSummary(WithReasons):
 
     count: int = Field(description="number of heads in the block")
     kv_heads: int = Field(
-        description="number of key and value heads, each of which `count` / `kv_heads` neighbouring heads share; where "
-        "blocks differ, of the one with most heads"
+        description="number of key and value heads, each of which `count` / `kv_heads` neighbouring heads share; in a "
+        "mixer without softmax no heads do, and it equals `count`"
     )
     least: Annotated[Finite | None, _LINEARISED] = Field(
         description="smallest predicted damage of one of the block's heads"

@@ -300,3 +300,21 @@ def test_processes_that_share_the_prompts_find_the_same() -> None:
     alone, shared = (prune_bound(one, given, held_out, options, quiet).report for one in both)
     assert alone.plans[0].guarantee is not None
     assert shared == alone.model_copy(update={"run": shared.run})
+
+
+def test_every_block_has_its_own_number_of_key_and_value_heads() -> None:
+    """A block of MiniMax has softmax attention, whose heads share keys and values, or a mixer whose heads do not."""
+    model = single_model("minimax")
+    options = PruneOptions(kinds=("head",), measure=0, probes=2, metric="hidden")
+    report = prune_bound(as_loaded(model), [Prompt("", "0", token_ids(model, 6), 1)], [], options, quiet).report
+    found = [(block.heads.count, block.heads.kv_heads) for block in report.blocks if block.heads]
+    assert found == [(4, 2 if kind == "full_attention" else 4) for kind in model.config.layer_types]
+
+
+def test_neurons_that_cannot_be_told_apart_are_refused_with_the_reason() -> None:
+    """Falcon-H1 multiplies the output of its FFN's last layer by a number."""
+    model = single_model("falcon_h1")
+    options = PruneOptions(kinds=("neuron",), measure=0, probes=2, metric="hidden")
+    why = r"told apart \(neurons of blocks 0-2: the output of FalconH1MLP is not made by one .*\); it has head, ffn"
+    with pytest.raises(InputError, match=why):
+        prune_bound(as_loaded(model), [Prompt("", "0", token_ids(model, 6), 1)], [], options, quiet)

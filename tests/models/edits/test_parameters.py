@@ -49,6 +49,16 @@ def test_biases_of_the_last_layers_stay(model_type: str) -> None:
         assert block.group == 1
 
 
+def test_heads_of_a_mixer_without_softmax_share_no_keys_and_values() -> None:
+    model = single_model("minimax")
+    structure = discover(model)
+    found = parameters_of(structure, find_sites(structure))
+    groups = [found[layer].group for layer in model.model.layers]
+    kinds = model.config.layer_types
+    assert groups == [2 if kind == "full_attention" else 1 for kind in kinds]
+    assert len(set(groups)) == 2
+
+
 def test_of_routed_experts() -> None:
     model = single_model("mixtral")
     structure = discover(model)

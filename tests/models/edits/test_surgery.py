@@ -91,6 +91,16 @@ def test_blocks_are_cut_out() -> None:
         pass
 
 
+def test_blocks_are_cut_out_where_the_config_counts_them_under_another_name() -> None:
+    """A block of longcat_flash has two attentions, and num_hidden_layers counts these."""
+    model, structure, _ = found("longcat_flash")
+    assert (model.config.num_layers, model.config.num_hidden_layers) == (3, 6)
+    with without_blocks(model, structure, [0]):
+        assert (model.config.num_layers, model.config.num_hidden_layers) == (2, 4)
+        assert type(model)(model.config).state_dict().keys() == model.state_dict().keys()
+    assert model.config.num_layers == 3
+
+
 def test_shared_blocks_are_not_cut_out() -> None:
     model, structure, _ = found("albert")
     with pytest.raises(UnsupportedModelError, match="no plain list"), without_blocks(model, structure, [1]):

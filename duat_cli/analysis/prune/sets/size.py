@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from torch import nn
 
 from duat_cli.analysis.prune.sets.cut import Cut, cuts_of
 from duat_cli.errors import UnsupportedModelError, or_reason
+from duat_cli.kinds import Kind
 from duat_cli.loading.checkpoint.stored import most_stored
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.models.discovery.structure import ModelStructure
@@ -45,7 +46,25 @@ def set_size(
         parameters_removed=removed,
         parameters_zeroed=None if isinstance(zeroed, str) else zeroed,
         bytes_removed=removed * (most_stored(loaded.files) or loaded.model.dtype).itemsize,
+        uniform_leaves=bool(parts) or _uniform_leaves(loaded.headed, structure, parameters, {t.kind for t in terms}),
     )
+
+
+def _uniform_leaves(
+    model: nn.Module,
+    structure: ModelStructure,
+    parameters: Mapping[nn.Module, BlockParameters],
+    kinds: Collection[Kind],
+) -> bool:
+    """Whether one part of these kinds can leave every layer that has some: a set that --uniform chooses then saves."""
+    first: list[TermId] = []
+    for k in range(len(structure.calls)):
+        held = parameters[structure.block(k).parts.module]
+        for kind, layers in (("neuron", held.neurons), ("head", held.heads)):
+            if kind in kinds and not isinstance(layers, str):
+                first += [TermId(kind, k, i) for i in range(layers.size)]
+    cuts, _ = cuts_of(structure, parameters, first)
+    return any((one.heads or one.neurons) and _left_with_blocks(model, structure, one) is not None for one in cuts)
 
 
 def _left_with_blocks(model: nn.Module, structure: ModelStructure, cut: Cut) -> int | None:

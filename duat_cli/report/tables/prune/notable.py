@@ -65,7 +65,7 @@ def _answer(plan: Plan, report: PruneReport, *, alone: bool) -> str:
     held = f"{_terms(plan)} hold {numbers.percent(plan.parameters_share)} % of {whose} parameters"
     damage = f"the damage{repaired} is {numbers.plain(_damage(plan))} {unit} on {_where(plan)}"
     said = f"{_head(plan, report, alone=alone)}: {held}; {damage}, {_guaranteed(plan)}."
-    return f"{said} {saving(plan, report, plan.saves)}{_short(plan, report)}".strip()
+    return f"{said} {saving(plan, plan.saves)}{_short(plan, report)}".strip()
 
 
 def _head(plan: Plan, report: PruneReport, *, alone: bool) -> str:
@@ -112,14 +112,14 @@ def _guaranteed(plan: Plan) -> str:
     return f"not guaranteed to keep to {budget} ({fewer})"
 
 
-def saving(plan: Plan, report: PruneReport, saves: SetSize | None) -> str:
+def saving(plan: Plan, saves: SetSize | None) -> str:
     """A sentence on what a file without a set of the plan saves; empty where that is not known."""
     if saves is None:
         return ""
     if saves.parameters_removed:
         millions = numbers.plain(saves.parameters_removed / 1e6)
         return f"It saves {millions} M parameters, {numbers.decimal(saves.bytes_removed)} in the file."
-    if _can_leave(plan, report):
+    if _can_leave(plan):
         return f"It saves nothing in the file: {names_of(plan.granularity)} can leave only with --uniform."
     return "It saves nothing in the file: what is removed is stored as zeros."
 
@@ -138,10 +138,10 @@ def _other(plan: Plan, report: PruneReport) -> str:
 def _next(best: Plan, report: PruneReport) -> list[str]:
     """A sentence on the options that write a checkpoint, if possible for a kind of which something leaves the file; or,
     where weights were read block by block, the set alone."""
-    plan = next((p for p in (best, *report.plans) if p.removed and (_can_leave(p, report) or _saves(p))), best)
+    plan = next((p for p in (best, *report.plans) if p.removed and (_can_leave(p) or _saves(p))), best)
     if report.protocol.ablate == "mean" and not set(plan.granularity.split(",")) <= UNIFORM:
         return []  # no bias can hold means of other kinds
-    uniform = _can_leave(plan, report)
+    uniform = _can_leave(plan)
     options = [
         f"--granularity {plan.granularity}",
         *(["--uniform"] if uniform or plan.uniform else []),
@@ -153,11 +153,9 @@ def _next(best: Plan, report: PruneReport) -> list[str]:
     return [f"Next: the same command with {' '.join(options)}.{why if uniform else ''}{memory}"]
 
 
-def _can_leave(plan: Plan, report: PruneReport) -> bool:
-    """Whether --uniform would choose a set of the plan's kinds that can leave the file. Heads of a decoder cannot: its
-    config states one number for attention and cross-attention."""
-    kinds = UNIFORM - ({"head"} if report.model.stack == "decoder" else set())
-    return set(plan.granularity.split(",")) <= kinds and not plan.uniform
+def _can_leave(plan: Plan) -> bool:
+    """Whether --uniform would choose a set of the plan's kinds that can leave the file."""
+    return plan.saves is not None and plan.saves.uniform_leaves and not plan.uniform
 
 
 def _saves(plan: Plan) -> bool:

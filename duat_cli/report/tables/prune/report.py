@@ -19,7 +19,7 @@ from duat_cli.report.tables.prune.notable import notable
 from duat_cli.report.tables.prune.rivals import TABLES as RIVAL_TABLES
 from duat_cli.results.prune.report import PruneReport
 from duat_cli.results.prune.terms import NEGLIGIBLE, Prediction
-from duat_cli.text import exactly
+from duat_cli.text import exactly, indices
 
 
 def render_prune(report: PruneReport, page: Page) -> str:
@@ -160,12 +160,11 @@ def _head_columns(unit: str) -> list[Column]:
 
 
 def _shared_heads(report: PruneReport) -> list[RenderableType]:
-    heads = next((b.heads for b in report.blocks if b.heads), None)
-    if heads is None or heads.kv_heads >= heads.count:
-        return []
-    group = heads.count // heads.kv_heads
-    text = f"Heads 0-{group - 1}, and so on by {group}, share a key and value head, which stays while one of them does."
-    return [note(text)]
+    """Notes on heads that share a key and value head, with the blocks where these differ."""
+    by_group = by_key((b.heads.count // b.heads.kv_heads, b.index) for b in report.blocks if b.heads)
+    share = "Heads 0-{}, and so on by {}, share a key and value head, which stays while one of them does{}."
+    where = {group: f" ({indices('block', at)})" if len(by_group) > 1 else "" for group, at in by_group.items()}
+    return [note(share.format(group - 1, group, at)) for group, at in where.items() if group > 1]
 
 
 def _precision(report: PruneReport) -> str:

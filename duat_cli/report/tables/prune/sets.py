@@ -222,7 +222,7 @@ def _guarantee(plan: Plan, report: PruneReport) -> str:
         may = f"{given.may_exceed or 'none'} of {given.holdout_prompts} may"
         return f"{tried} budget on {one.exceeded} of {one.prompts} held-out prompts; {may}"
     which = ", ".join(given.set) if len(given.set) <= NAMED_TERMS else "--json or --export"
-    said = " ".join(filter(None, (saving(plan, report, given.saves), f"Which: {which}")))
+    said = " ".join(filter(None, (saving(plan, given.saves), f"Which: {which}")))
     return (
         f"{plan.granularity}: with {exactly(given.confidence)}% confidence, removing {given.removed} of "
         f"{plan.of} exceeds the budget on at most {exactly(given.share_above_limit)}% of prompts "

@@ -72,6 +72,39 @@ def test_it_is_what_the_written_file_shows(
     assert said.parameters_zeroed == after[1]
 
 
+@pytest.mark.parametrize(
+    ("model_type", "kind", "leaves"),
+    [
+        ("llama", "neuron", True),
+        ("llama", "head", True),
+        ("llama", "ffn", False),
+        ("gpt2", "neuron", True),
+        ("gpt2", "head", False),  # the width of its heads follows from their number
+        ("bloom", "neuron", False),  # its config states no width of the FFNs
+        ("dots1", "neuron", False),  # only its first block has neurons that can be told apart
+        ("bitnet", "neuron", False),  # a norm stands behind its activation
+    ],
+)
+def test_whether_uniform_takes_terms_out_of_the_file_is_what_a_written_file_shows(
+    model_type: str, kind: str, leaves: bool, tmp_path: Path
+) -> None:
+    single_model(model_type).save_pretrained(tmp_path / "source")
+    loaded = load(str(tmp_path / "source"))
+    structure = discover(loaded.model)
+    sites = find_sites(structure)
+    of = parameters_of(structure, sites)
+    said = set_size(loaded, structure, sites, of, [TermId(kind, 0, 0)])  # type: ignore[arg-type]
+    assert said.terms_removed == 0
+    assert said.uniform_leaves is leaves
+    gone = [
+        TermId(kind, k, i)  # type: ignore[arg-type]
+        for k, block in enumerate(structure.blocks)
+        for i in range(min(2, len(of[block.parts.module].each[kind])))  # type: ignore[index]
+    ]
+    applied(loaded, structure, gone, tmp_path / "out")
+    assert (counts(tmp_path / "out")[0] < counts(tmp_path / "source")[0]) is leaves
+
+
 def test_weights_that_serve_other_places_are_not_counted(tmp_path: Path) -> None:
     """Blocks that are one module: a term of one of them alone cannot be taken out."""
     single_model("albert").save_pretrained(tmp_path / "source")

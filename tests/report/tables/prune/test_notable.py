@@ -68,27 +68,20 @@ def test_less_in_the_file_than_was_asked_for_is_said() -> None:
         assert ("less than was asked for: the other terms are zeroed and still stored" in first) is short
 
 
-def test_heads_of_a_decoder_are_not_said_to_leave() -> None:
-    """Its config states one number of heads for attention and cross-attention."""
-    for stack, leaves in ((None, True), ("decoder", False)):
-        plan = sample.plan("head", 40, 12)
-        saves = plan.saves and plan.saves.model_copy(update={"parameters_removed": 0, "bytes_removed": 0})
-        report = report_of(plan.model_copy(update={"saves": saves}))
-        report = report.model_copy(update={"model": report.model.model_copy(update={"stack": stack})})
-        assert ("--uniform" in " ".join(notable(report))) is leaves
-
-
 def test_a_set_that_saves_nothing_in_the_file_says_so_and_why() -> None:
-    for kind, uniform, said in (
-        ("head", False, "It saves nothing in the file: heads can leave only with --uniform."),
-        ("head", True, "It saves nothing in the file: what is removed is stored as zeros."),
-        ("ffn", False, "It saves nothing in the file: what is removed is stored as zeros."),
+    for uniform_leaves, uniform, said in (
+        (True, False, "It saves nothing in the file: heads can leave only with --uniform."),
+        (True, True, "It saves nothing in the file: what is removed is stored as zeros."),
+        (False, False, "It saves nothing in the file: what is removed is stored as zeros."),
     ):
-        plan = sample.plan(kind, 40, 12).model_copy(update={"uniform": uniform})  # type: ignore[arg-type]
-        saves = plan.saves and plan.saves.model_copy(update={"parameters_removed": 0, "bytes_removed": 0})
+        plan = sample.plan("head", 40, 12).model_copy(update={"uniform": uniform})
+        none = {"parameters_removed": 0, "bytes_removed": 0, "uniform_leaves": uniform_leaves}
+        saves = plan.saves and plan.saves.model_copy(update=none)
         plan = plan.model_copy(update={"saves": saves})
-        assert saving(plan, report_of(plan), plan.saves) == said
-        assert said in notable(report_of(plan))[0]
+        assert saving(plan, plan.saves) == said
+        first, after = notable(report_of(plan))
+        assert said in first
+        assert ("--uniform takes as many" in after) is (uniform_leaves and not uniform)
         assert plan.guarantee is not None
         nothing = plan.model_copy(update={"guarantee": plan.guarantee.model_copy(update={"saves": saves})})
         assert said in " ".join(render_prune(report_of(nothing), Page(120)).split("Guarantee")[1].split())
