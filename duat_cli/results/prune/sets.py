@@ -48,8 +48,9 @@ class SetSize(WithReasons):
         description="number of bytes that the file gets smaller by, in the dtype that most of its tensors are stored in"
     )
     uniform_leaves: bool = Field(
+        default=False,
         description="whether something of the set's kinds can leave the file with --uniform: neurons and heads, where "
-        "the config can state what is left"
+        "the config can state what is left; false in reports of old versions",
     )
 
 

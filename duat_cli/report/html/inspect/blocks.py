@@ -90,7 +90,7 @@ def shares(report: InspectReport, beside: Sequence[InspectReport]) -> Figure | N
     if of_one_token(report):
         tables.append(table_of_blocks(report.blocks, on_page(for_tokens(report))))
         single = " In some block one token has more than half of the squared norm, and its bar is mostly that token's; "
-        single += "the second table has the shares at a typical token."
+        single += "those at a typical token are under More numbers."
     return Figure(
         key="shares",
         title="What makes the stream behind each block: linear, static and UAT parts",
