@@ -409,12 +409,11 @@ def inspect_report(
     )
 
 
-def of_one_token() -> InspectReport:
-    """One token has most of a block's squared norm."""
-    report = inspect_report()
-    one = report.blocks[1]
-    terms = one.terms.model_copy(update={"largest_token": 0.9377})
-    return report.model_copy(update={"blocks": [report.blocks[0], one.model_copy(update={"terms": terms})]})
+def of_one_token(report: InspectReport) -> InspectReport:
+    """The report, where one token has most of the squared norm behind block 1."""
+    first, one, *others = report.blocks
+    one = one.model_copy(update={"terms": one.terms.model_copy(update={"largest_token": 0.9377})})
+    return report.model_copy(update={"blocks": [first, one, *others]})
 
 
 def uat_terms() -> list[UatTerm]:

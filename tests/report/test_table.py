@@ -44,7 +44,7 @@ CASES: dict[str, Callable[[Page], str]] = {
     "inspect_full": lambda page: render_inspect(
         sample.inspect_report(exact=False, spectrum=True, with_terms=True, per_prompt=True), page
     ),
-    "inspect_one_token": lambda page: render_inspect(sample.of_one_token(), page),
+    "inspect_one_token": lambda page: render_inspect(sample.of_one_token(sample.inspect_report()), page),
     "network": lambda page: render_network(sample.network_report(), page),
     "verify": lambda page: render_verify(sample.verify_report(), page),
     "plan": lambda page: render_plan(sample.plan_report(), page),

@@ -23,7 +23,7 @@ def inspect_page(full: bool = True) -> InspectReport:
     report = sample.inspect_report(
         exact=full, spectrum=full, with_terms=full, per_prompt=full, name=EVIL, warnings=(EVIL, "{{ 7*7 }}")
     )
-    return report.model_copy(update={"maps": maps()}) if full else report
+    return sample.of_one_token(report).model_copy(update={"maps": maps()}) if full else report
 
 
 def maps() -> list[CouplingMap]:
