@@ -21,7 +21,7 @@ from duat_cli.analysis.prune.repair.repairer import Repairer
 from duat_cli.analysis.prune.repair.standing import biases
 from duat_cli.analysis.prune.report import blocks_of, predictions_of, terms_of
 from duat_cli.analysis.prune.sets.apply import apply_terms
-from duat_cli.analysis.prune.sets.card import write_card
+from duat_cli.analysis.prune.sets.card import ROUNDED_MEANS, write_card
 from duat_cli.analysis.prune.sets.export import chosen_set, kinds_of_blocks, mergekit_slices
 from duat_cli.analysis.prune.sets.nested import Nested
 from duat_cli.analysis.prune.sets.plan import NONE_UNIFORM, plan_of, short_of_wanted, worse_in_rounds
@@ -112,11 +112,14 @@ class PruneOutcome:
         of removed terms, with --ablate mean, go into biases; raises UnsupportedModelError where there are none."""
         loaded, repaired = self.session.loaded, None if self.repairer is None else self.repairer.repaired(terms)
         changed: AbstractContextManager[None] = repaired.in_place() if repaired else nullcontext()
+        stored = stored_dtype(loaded)
         if self.ablator.means is not None:
-            changed = exchanged(biases(loaded.headed, self.ablator, terms, stored_dtype(loaded)))
+            changed = exchanged(biases(loaded.headed, self.ablator, terms, stored))
         with changed:
             structure, sites = self.session.structure, self.ablator.sites
             done = apply_terms(loaded, structure, sites, self.parameters, terms, directory)
+        if self.ablator.means is not None and torch.finfo(stored).eps > torch.finfo(loaded.model.dtype).eps:
+            done = replace(done, notes=(*done.notes, ROUNDED_MEANS))
         written = worth(
             loaded,
             done,

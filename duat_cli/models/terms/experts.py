@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from duat_cli.compat.torch import standing_in
-from duat_cli.errors import UnsupportedModelError
+from duat_cli.errors import UnsupportedModelError, or_reason
 from duat_cli.models.arrays import equal, gaussian, relative_error
 from duat_cli.models.block.slots import Key, parted, put, taken
 from duat_cli.models.instrument.hooks import giving, patched
@@ -105,8 +105,8 @@ class Columns:
 class Experts(ExpertForm):
     """All experts of one module, with the rest of their unit."""
 
-    routing: float
-    """The sum of the routing weights, none of them negative, of every token."""
+    routing: float | str
+    """The sum of the routing weights, none of them negative, of every token; or why none is proved."""
     factor: float
     """κ: the factor of the experts' output in the unit's output."""
     shared: FeedForward | None
@@ -135,7 +135,7 @@ def find_experts(unit: nn.Module, site: Site, written: Trace, call: int) -> Expe
     form = expert_form(events[call], site)
     with torch.no_grad():
         unit_event = written.calls(unit)[call]
-        routing = _routing_sum(unit_event, site)
+        routing = or_reason(lambda: _routing_sum(unit_event, site))
         factor, rests = _way_out(unit_event, site)
         shared = _shared(unit_event, written, call, rests)
     complete = shared is not None or not any(bool(rest.any()) for _, rest in rests)

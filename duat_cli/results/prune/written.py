@@ -39,8 +39,8 @@ class Written(WithReasons):
     )
     zeroed: int = Field(description="number of removed terms that the written file still holds, as zeros")
     notes: list[str] = Field(
-        description="why terms are zeroed and not removed in the written file, and which tensors it does not carry "
-        "over, one line each"
+        description="why terms are zeroed and not removed in the written file, which tensors it does not carry over, "
+        "and that means in its biases are rounded, one line each"
     )
     dtype: str = Field(description="dtype of most of the written weights")
     error: Annotated[Finite, Meaning("relative", "measured")] = Field(

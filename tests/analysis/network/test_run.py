@@ -36,7 +36,8 @@ from duat_cli.results.matrix import NetworkReport
 
 TOKENS = 3
 TYPES = ("llama", "gpt2", "gemma2", "bert", "mixtral")
-MORE = ("phi", "olmo2", "cohere", "deepseek_v3", "phi3", "albert")  # parallel, norms behind, shared experts and blocks
+# parallel, norms behind, shared experts and blocks, routing weights whose sum differs from token to token
+MORE = ("phi", "olmo2", "cohere", "deepseek_v3", "phi3", "albert", "olmoe")
 SIGMA = {
     "llama": nn.functional.silu, "mixtral": nn.functional.silu, "bert": nn.functional.gelu,
     "gpt2": lambda t: nn.functional.gelu(t, approximate="tanh"),

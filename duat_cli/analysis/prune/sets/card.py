@@ -13,6 +13,10 @@ from duat_cli.text import clean, indices, one_line, plural
 
 CARD = "README.md"
 ORIGINAL = "## The card of the original"
+ROUNDED_MEANS = (
+    "these weights hold the means of removed terms in biases, rounded to the stored dtype; what is guaranteed of the "
+    "set, whose means are not rounded, is not of these weights: look at their own damage"
+)
 
 
 def write_card(directory: Path, source: Path, report: PruneReport, written: Written) -> None:
@@ -107,5 +111,7 @@ def _guaranteed(plan: Plan, written: Written) -> str:
         return "Nothing is guaranteed: no prompts were held out."
     if given.removed != written.terms:
         return "Not guaranteed to keep to the budget."
+    if ROUNDED_MEANS in written.notes:
+        return f"Not guaranteed to keep to the budget: {ROUNDED_MEANS}."
     did = f"{given.exceeded} of {given.holdout_prompts} did"
     return f"Guaranteed {given.share_exceeding} drawn as the held-out ones exceed the budget ({did})."

@@ -274,6 +274,8 @@ class _Block:
         whole = self._through_norm(arrival)
         if whole is not None:
             return self._capped(arrival, form.count), whole
+        if isinstance(form.routing, str):
+            raise UnsupportedModelError(form.routing)
         ball, sizes = self.norms.feeding(form.source), []
         for expert in range(form.count):
             layers = Layers.of_expert(form, expert)

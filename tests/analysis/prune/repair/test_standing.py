@@ -14,6 +14,7 @@ from torch import Tensor
 from duat_cli.analysis.plan.task import PruneOptions
 from duat_cli.analysis.prune.repair.standing import biases
 from duat_cli.analysis.prune.run import PruneOutcome, prune_bound
+from duat_cli.analysis.prune.sets.card import ROUNDED_MEANS
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.loading.model.load import load
 from duat_cli.models.discovery.structure import run_stack
@@ -22,9 +23,9 @@ from duat_cli.models.terms.sites import TermId
 TERMS = [TermId("neuron", 0, 3), TermId("neuron", 0, 7), TermId("head", 1, 2), TermId("neuron", 2, 0)]
 
 
-def outcome(model_type: str, folder: Path) -> PruneOutcome:
+def outcome(model_type: str, folder: Path, stored: torch.dtype = torch.float32) -> PruneOutcome:
     """Of a tiny checkpoint, means taken over two prompts."""
-    single_model(model_type).save_pretrained(folder / "source")
+    single_model(model_type).to(stored).save_pretrained(folder / "source")
     loaded = load(str(folder / "source"))
     prompts = [prompt_of(token_ids(loaded.model, 9, seed=k)) for k in range(2)]
     options = PruneOptions(("neuron", "head"), joint=True, probes=2, measure=0, ablate_mean=True, remove=0.1)
@@ -80,6 +81,12 @@ def test_the_written_checkpoint_does_the_damage_that_was_measured(gpt2: PruneOut
         with torch.no_grad():
             own, new = (run_stack(m, prompt.input_ids).logits for m in (model, again.model))
         assert gpt2.ablator.metric.measured(own, new, prompt.input_ids) == pytest.approx(expected, rel=1e-3)
+
+
+def test_a_file_that_rounds_the_means_says_so(gpt2: PruneOutcome, tmp_path: Path) -> None:
+    assert ROUNDED_MEANS not in gpt2.applied(TERMS, tmp_path / "single").notes
+    half = outcome("gpt2", tmp_path, torch.bfloat16)
+    assert ROUNDED_MEANS in half.applied(TERMS, tmp_path / "half").notes
 
 
 def test_a_layer_without_bias_is_named(tmp_path: Path) -> None:

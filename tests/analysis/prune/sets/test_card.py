@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import sample_reports as sample
 
-from duat_cli.analysis.prune.sets.card import ORIGINAL, card_of, write_card
+from duat_cli.analysis.prune.sets.card import ORIGINAL, ROUNDED_MEANS, card_of, write_card
 
 FRONT = "---\nlicense: mit\ntags:\n- x\n---\n"
 
@@ -42,6 +42,9 @@ def test_it_has_the_command_what_was_removed_and_what_it_costs() -> None:
     assert "Removed: 6020 neurons: 198 neurons a block removed, 80 terms zeroed and still stored" in text
     assert "Damage on 83 held-out prompts: 0.0412 nats/token (mean over prompts" in text
     assert "Guaranteed with 99.9% confidence: at most 12.5% of prompts" in text
+    rounded = card_of(sample.prune_report(), sample.written(bare=False).model_copy(update={"notes": [ROUNDED_MEANS]}))
+    assert f"Not guaranteed to keep to the budget: {ROUNDED_MEANS}." in rounded
+    assert "Guaranteed with" not in rounded
     other = card_of(sample.prune_report(), sample.written(bare=True).model_copy(update={"terms": 6021}))
     assert "Not guaranteed to keep to the budget." in other
     assert "perplexity" not in other
