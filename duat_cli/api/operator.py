@@ -60,7 +60,7 @@ class Operator:
 def operator_of(asked: Asked, fingerprint: str, prompt: int, block: int, progress: Progress) -> Operator:
     """W' of one block under one prompt. fingerprint: that of the report, which the model must have."""
     whole_numbers(prompt=prompt, block=block)
-    opened = asked.open(Task("matrix"), progress)
+    opened = asked.open(Task("verify"), progress)  # the factors alone are made, no matrix entry by entry
     if not 0 <= prompt < len(opened.prompts):
         raise InputError(f"prompt {prompt}: no such prompt; there are prompts 0 to {len(opened.prompts) - 1}")
     chosen = opened.prompts[prompt]

@@ -163,13 +163,15 @@ def _same(one: Path, other: Path) -> bool:
         return False
 
 
-def tensor_target(option: str, name: str | os.PathLike[str] | None) -> FileTarget | None:
-    """The checked target of an option's value for tensors; None without a value."""
+def tensor_target(option: str, name: str | os.PathLike[str] | None, *, page: bool = False) -> FileTarget | None:
+    """The checked target of an option's value for tensors; None without a value. page: whether the option also takes
+    the name of a page, which is no target of tensors."""
     if name is None:
         return None
     path = os.fspath(name)
     if not path.endswith(TENSORS):
-        raise InputError(f"{option} '{path}': expected a file name that ends in {TENSORS}; the report is apart from it")
+        ends = f"{TENSORS}, or in .html for a page" if page else TENSORS
+        raise InputError(f"{option} '{path}': expected a file name that ends in {ends}; the report is apart from it")
     return FileTarget.of(option, path)
 
 

@@ -37,6 +37,7 @@ _NEEDS: dict[Need, str] = {
 }
 _PAGES = {  # topics of commands whose own names are no topics
     "check": "gate",
+    "explain": "reading",
     "inspect": "reading",
     "lora-diff": "fine-tunes",
     "matrix": "operator-file",

@@ -13,6 +13,8 @@ IMPULSES = 1 << 20
 kernel may hold a state of 16 or more numbers."""
 CHANNEL_HEADS = 8192
 """Largest number of heads of one channel each for which W' is measured."""
+MATRIX_SIDE = 4096
+"""Longest side of a matrix that `duat matrix` builds entry by entry: 64 MiB in float32."""
 PROBE_ELEMENTS = 1 << 23
 """Elements of probes in the output's space that are drawn at once: 32 MB in float32."""
 PULLED_ELEMENTS = 1 << 25

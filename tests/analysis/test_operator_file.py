@@ -196,6 +196,12 @@ def test_a_failed_run_leaves_no_file(folder: Any, tmp_path: Path, monkeypatch: p
     assert list(tmp_path.iterdir()) == []
 
 
+def test_matrix_says_that_its_file_may_be_a_page(folder: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    capsys.readouterr()
+    assert run(["matrix", str(folder("llama")), "-q", "-o", "m.npz"]) == 2
+    assert "ends in .safetensors, or in .html for a page" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("name", ["m.npz", "m", "-"])
 def test_the_name_says_what_the_file_is(name: str, folder: Any, capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()

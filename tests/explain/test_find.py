@@ -159,9 +159,13 @@ def test_words_come_first_then_what_a_table_prints_under_the_name() -> None:
 
 
 def test_every_command_opens_a_page() -> None:
-    commands = {command for panel in PANELS.values() for command in panel} - {"explain"}
-    for command in commands:
+    for command in {command for panel in PANELS.values() for command in panel}:
         assert explain(command).entries[0].kind == "topic", command
+
+
+def test_the_mean_over_all_terms_has_an_interval_of_its_own() -> None:
+    [entry] = explain("prediction[].mean_measured.value").entries
+    assert "of a mean by Student's t or the studentised bootstrap" in str(entry.exact)
 
 
 def test_a_name_of_several_fields_shows_each_with_its_path() -> None:

@@ -17,6 +17,7 @@ from duat_cli.analysis.progress import Progress
 from duat_cli.analysis.session import Session
 from duat_cli.errors import UnsupportedModelError, needed
 from duat_cli.loading.prompts import Prompt
+from duat_cli.models.budgets import MATRIX_SIDE
 from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.value_path.factors import own_contribution
 from duat_cli.models.value_path.operator import AttentionOperator
@@ -25,7 +26,7 @@ from duat_cli.operators import paper
 from duat_cli.operators.kronecker import HeadFactors, KroneckerSum, gram
 from duat_cli.operators.pattern import EntryPattern
 
-DENSE_SIDE = 4096  # longest side of a matrix that is built: 64 MiB in float32
+DENSE_SIDE = MATRIX_SIDE
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,14 @@ from duat_cli.analysis.plan.terms import (
 )
 from duat_cli.analysis.plan.waves import prompt_waves, state_bytes
 from duat_cli.loading.checkpoint.parts import ROWS_BYTES
-from duat_cli.models.budgets import BATCH_BYTES_GPU, IMPULSES, batched_bytes, measured_at_once, most_together
+from duat_cli.models.budgets import (
+    BATCH_BYTES_GPU,
+    IMPULSES,
+    MATRIX_SIDE,
+    batched_bytes,
+    measured_at_once,
+    most_together,
+)
 from duat_cli.results.plan import MemoryTerm, Residence
 
 SPARE = 1.25  # memory that must be left for a byte of a second model: the first one's blocks run beside it
@@ -70,6 +77,7 @@ def peak(shape: Shape, task: Task, weights: Residence, tuned: Shape | None = Non
         moments += _resident(shape, task) if weights == "resident" else _streamed(shape, task)
         moments += attribution(shape, task, weights) if task.command == "attribute" else []
         moments += pruning(shape, task, weights) if task.pruning is not None else []
+        moments += [[*held(shape, weights), _written_out(shape, task)]] if task.command == "matrix" else []
         if task.command == "compare":
             beside = kept_prompts(shape, task, weights)
             moments = [[*moment, beside] for moment in moments]
@@ -80,6 +88,18 @@ def peak(shape: Shape, task: Task, weights: Residence, tuned: Shape | None = Non
     if task.gpu:
         moments = [on_gpu(shape, moment) for moment in moments]
     return max(moments, key=size_of)
+
+
+def _written_out(shape: Shape, task: Task) -> MemoryTerm:
+    """The paper's matrices of one block, as far as their sides allow: W'_HV, W'_O and W'_HVO, beside them W'_O W'_HV
+    with its distance from W'_HVO, or W (x) I_c with as many columns c as can be built."""
+    tokens, inner = max(task.tokens, default=0), shape.heads * shape.head_width
+    columns = min(shape.width, MATRIX_SIDE // max(shape.width, inner))
+    dense, beside = 0, columns**2 * shape.width * inner
+    if tokens * max(shape.width, inner) <= MATRIX_SIDE:
+        square = (tokens * shape.width) ** 2
+        dense, beside = 2 * tokens**2 * shape.width * inner + square, max(beside, 2 * square)
+    return term("the paper's matrices, entry by entry", (dense + beside) * shape.wide)
 
 
 def _has_statistics(task: Task) -> bool:

@@ -85,7 +85,7 @@ def matrix(
     paged = not places.json and _is_page(places.output, places.form)
     report = options.Page(form=places.form, json=places.json, output=places.output if paged else None)
     presentation = Presentation.of(report, voice)
-    target = tensor_target("--output", None if paged else places.output)
+    target = tensor_target("--output", None if paged else places.output, page=True)
     for option, is_given in (("--layer", asked.layer is not None), ("--dense", places.dense)):
         if asked.network and is_given:
             raise InputError(

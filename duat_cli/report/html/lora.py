@@ -29,7 +29,7 @@ from duat_cli.text import plural
 _TILES = (
     Column(("change of the weights", "%"), "summary.relative_frobenius", numbers.percent),
     Column(("its norm", "of dW"), "summary.frobenius_norm", numbers.plain),
-    Column(("KL of the answers", "nats"), "summary.kl", numbers.plain),
+    Column(("KL of the prediction", "nats"), "summary.kl", numbers.plain),
     Column(("loss", "nats a token"), "summary.loss_change", numbers.SIGNED),
 )
 _PARTS = (

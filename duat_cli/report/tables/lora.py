@@ -62,7 +62,7 @@ _MORE_COLUMNS = [  # optional groups, each shown as a whole or not at all, in th
 MODULE_COLUMNS = [*_MODULE_COLUMNS, *itertools.chain(*_MORE_COLUMNS)]
 _KIND = Labels(("kind",), lambda row: row.name, False)
 _KIND_COLUMNS = [
-    Column(("param\N{SOFT HYPHEN}", "eters"), "parameters", numbers.whole),
+    Column(("param\N{SOFT HYPHEN}", "eters"), "parameters", numbers.whole, ("parameters", "")),
     Column(("share", "of dW", "%"), "share", numbers.percent, ("share of the change", "%")),
     Column(("all", "% of |W|"), "relative", numbers.percent, ("all, relative to the weights", "%")),
     Column(("least", "%"), "relative_least", numbers.percent),
@@ -81,7 +81,7 @@ _COMPARED_COLUMNS = [
     Column(("distance", "0-1"), "relative_distance", numbers.plain),
 ]
 COMPARED_KIND_COLUMNS = [
-    Column(("param\N{SOFT HYPHEN}", "eters"), "parameters", numbers.whole),
+    Column(("param\N{SOFT HYPHEN}", "eters"), "parameters", numbers.whole, ("parameters", "")),
     Column(("cosine", "of all"), "cosine", numbers.plain, ("cosine of all", "-1 to 1")),
     Column(("least", "of one"), "cosine_least", numbers.plain, ("cosine, least", "-1 to 1")),
     Column(("most", "of one"), "cosine_most", numbers.plain, ("cosine, most", "-1 to 1")),

@@ -21,6 +21,10 @@ Metric = Annotated[
 _BOOTSTRAP = (
     "with a percentile bootstrap interval over the terms (Efron 1979), each weighing 1 / its chance to be drawn"
 )
+_OVER_TERMS = (
+    "with an interval over the terms: of a mean by Student's t or the studentised bootstrap, of all else a percentile "
+    "bootstrap (Efron 1979)"
+)
 _LINEARISED = Meaning("the metric's", "estimate", how="linearised", signed=True)  # the damage in nll may be a gain
 _LINEARISED_END = Meaning("the metric's", "estimate", how="end of an interval", signed=True)
 ABLATED = Meaning("the metric's", "measured", signed=True)
@@ -271,7 +275,7 @@ class PruneBlock(WithReasons):
 class Estimated(Result):
     """A value with its interval over the terms: a percentile bootstrap or, for a mean, the interval from sampling."""
 
-    value: Annotated[Finite, Meaning("the statistic's", "estimate", how=_BOOTSTRAP, signed=True)] = Field(
+    value: Annotated[Finite, Meaning("the statistic's", "estimate", how=_OVER_TERMS, signed=True)] = Field(
         description="estimate, over all terms of one kind, of a statistic such as a rank correlation or a mean"
     )
     low: Annotated[Finite, _INTERVAL_END] = Field(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from transformers import core_model_loading
 
 from duat_cli.analysis.plan.memory import BATCHES, IMPULSE_STATES, KERNEL_SQUARES, MOST_PREPARED, peak
@@ -29,6 +30,7 @@ from duat_cli.analysis.plan.waves import WAVE_BYTES
 from duat_cli.loading.checkpoint.headers import TensorEntry
 from duat_cli.loading.checkpoint.preflight import CheckpointFiles
 from duat_cli.models.budgets import BATCH_BYTES_GPU, CHANNEL_HEADS, IMPULSES, batched_bytes
+from duat_cli.operators import paper
 from duat_cli.results.plan import Planned, Residence
 
 MIB = 1 << 20
@@ -204,6 +206,24 @@ def test_inspect_takes_more_than_verify() -> None:
         assert total(shape(embedding=4 * MIB), "inspect", [64], weights) > total(
             shape(embedding=4 * MIB), "verify", [64], weights
         )
+
+
+def test_matrix_builds_its_matrices_as_far_as_their_sides_allow() -> None:
+    H, value, output = torch.ones(2, 3, 3), torch.ones(2, 1024, 512), torch.ones(2, 512, 1024)
+    operator, outputs = paper.attention_matrix(H, value, output), paper.attention_output_matrix(output, 3)
+    values = paper.attention_value_matrix(H, value)
+    product = outputs @ values
+    built = [operator, outputs, values, product, product - operator]
+    written = terms(shape(), "matrix", [3], "resident")["the paper's matrices, entry by entry"]
+    assert written == sum(matrix.nbytes for matrix in built)
+    assert terms(shape(), "matrix", [3], "streamed")["the paper's matrices, entry by entry"] == written
+    left = paper.linear_matrix_left(
+        output.flatten(0, 1), 4
+    )  # of longer prompts it alone: four columns give a side of 4096
+    assert 4 * left.numel() == left.nbytes == 64 * MIB
+    moment = peak(shape(embedding=1 << 20, layers=1), Task("matrix", (5,)), "resident")
+    assert {term.what: term.bytes for term in moment}["the paper's matrices, entry by entry"] == left.nbytes
+    assert "the paper's matrices, entry by entry" not in terms(shape(), "verify", [3], "resident")
 
 
 def test_a_probe_as_large_as_a_picture_counts_while_a_block_is_proved() -> None:

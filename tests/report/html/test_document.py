@@ -205,6 +205,13 @@ def test_the_contents_name_a_prediction_of_any_token() -> None:
     assert "\">':' at position 1</a>" in page.partition("</nav>")[0]
 
 
+def test_the_divergence_of_two_models_is_of_all_that_they_predict() -> None:
+    """What a model answers in a conversation has a divergence of its own, `answers.kl`."""
+    report = sample.lora_report()
+    report = report.model_copy(update={"summary": report.summary.model_copy(update={"kl": 0.5})})
+    assert ">KL of the prediction<" in page_of([(None, report)])
+
+
 @pytest.mark.parametrize(("names", "folded"), [(12, False), (13, True)])
 def test_long_lists_of_names_are_folded(names: int, folded: bool) -> None:
     report = sample.lora_report().model_copy(update={"unchanged": [f"layer.{k}.weight" for k in range(names)]})

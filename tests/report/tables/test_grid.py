@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from duat_cli.report.tables import numbers
+from duat_cli.report.tables import lora, numbers
 from duat_cli.report.tables.grid import Column, Labels, grids, on_page, reason_at, value_at
 from duat_cli.report.tables.page import Page
 from duat_cli.results.base import Result, WithReasons
@@ -38,6 +38,12 @@ def test_a_page_has_the_longer_header_where_there_is_one() -> None:
     shown = on_page([short, both])
     assert [(column.name, column.title[-1]) for column in shown] == [("mean share", "%"), ("density", "of W'")]
     assert [column.cell(Two(share=0.25, rest=0.5)) for column in shown] == ["25.0", "50.0"]
+
+
+@pytest.mark.parametrize("columns", [lora.KIND_COLUMNS, lora.COMPARED_KIND_COLUMNS, lora.BLOCK_COLUMNS])
+def test_the_unit_of_a_page_is_no_rest_of_a_word(columns: list[Column]) -> None:
+    """A page sets the last line of a header apart as the unit."""
+    assert [column.name for column in on_page(columns) if column.title[-2].endswith("\N{SOFT HYPHEN}")] == []
 
 
 def test_an_estimate_is_shown_by_its_value() -> None:

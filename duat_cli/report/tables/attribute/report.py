@@ -92,7 +92,7 @@ def _sums(one: Attribution) -> list[str]:
         direct += f", encoder {SIGNED(p.encoder.direct)}"
     total, direct = (f"{sums}, output bias {SIGNED(of.head_bias)}" for sums, of in ((total, p), (direct, d)))
     capped = [] if one.capped is None else [f"behind the model's cap: {numbers.plain(one.capped)}"]
-    return [f"total, through later blocks: {total}", f"direct, straight to the logit: {direct}", *capped]
+    return [f"total, through later blocks: {total}", f"direct, straight to the {words.called(one)}: {direct}", *capped]
 
 
 def _tokens(one: Attribution, page: Page) -> list[RenderableType]:
@@ -186,8 +186,9 @@ def _heads(one: Attribution, page: Page) -> list[RenderableType]:
     heads = [one.direct.heads[place] for place in words.leading_heads(one, 10)]
     if not heads:
         return []
+    written = f"written straight to the {words.called(one)}"
     return [
-        heading("Leading heads: written straight to the logit, and moved towards it through later blocks"),
+        heading(f"Leading heads: {written}, and moved towards it through later blocks"),
         *_table("head", heads, lambda head: f"{head.block}.{head.head}", columns.HEADS, page),
     ]
 

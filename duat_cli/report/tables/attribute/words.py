@@ -70,9 +70,9 @@ def place_of(part: InnerPart | RemovedPart | Spread) -> str:
 
 
 def verdict(certificate: AttributionCertificate) -> Text:
-    """A line on how far the parts are from the model's own logit."""
+    """A line on how far the parts are from the model's own output: a logit or, without a head, a pooled value."""
     by = f"{numbers.error(certificate.residual)} of the largest partial sum, tolerance {certificate.tolerance:.0e}"
-    text = f"the parts miss the untouched model's own logit by {by}"
+    text = f"the parts miss the untouched model's own output by {by}"
     if certificate.exact:
         return line(f"exact: {text}", "green")
     return line(f"NOT EXACT: {text}; do not rely on these numbers", "bold red")

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -327,7 +328,7 @@ def test_all_files_but_weights_come_along(tmp_path: Path) -> None:
     assert (source / "README.md").read_text() == "of README.md"
 
 
-def test_places_that_cannot_be_written(tmp_path: Path) -> None:
+def test_places_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "x").touch()
     (tmp_path / "file").touch()
@@ -336,6 +337,11 @@ def test_places_that_cannot_be_written(tmp_path: Path) -> None:
             check_directory(tmp_path / name)
     (tmp_path / "empty").mkdir()
     check_directory(tmp_path / "empty")
+    assert [*(tmp_path / "empty").iterdir(), *tmp_path.glob(".duat-*")] == []
+    with monkeypatch.context() as patch:
+        patch.setattr("tempfile.mkdtemp", Mock(side_effect=PermissionError(13, "Permission denied")))
+        with pytest.raises(InputError, match="new': cannot write: Permission denied"):
+            check_directory(tmp_path / "new")
     case = Case(tmp_path, "llama")
     with pytest.raises(InputError, match="empty"):
         case.apply()

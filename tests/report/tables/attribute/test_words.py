@@ -36,5 +36,8 @@ def test_a_number_is_called_what_it_is(kind: str, name: str, bare: bool) -> None
     assert ("length itself" in lost(one)) == (kind == "norm")
     shown = render_attribute(report, Page(width=200))
     assert f": {name} {one.logit:.3g}"[:12] in shown
+    assert f"direct, straight to the {name}: " in shown
+    assert f"written straight to the {name}, " in shown
+    assert "own logit" not in shown
     assert (BARE[:40] in shown) == bare
     assert "where other heads look" in shown
