@@ -49,7 +49,7 @@ class SetSize(WithReasons):
         description="number of bytes that the file gets smaller by, in the dtype that most of its tensors are stored in"
     )
     uniform_leaves: list[Kind] = Field(
-        description="those of the set's kinds of which terms can leave the file with --uniform: neurons and heads, "
+        description="kinds of the set's terms of which some can leave the file with --uniform: neurons and heads, "
         "where the config can state what is left"
     )
 
