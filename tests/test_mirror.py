@@ -33,7 +33,7 @@ LISTED = {  # reason -> modules; the files named in a reason run them
         report/tables/columns report/tables/compare report/tables/facts report/tables/inspect report/tables/lora
         report/tables/nulls report/tables/page report/tables/patching report/tables/plan
         report/tables/prune/eq16 report/tables/prune/repair
-        report/tables/prune/report report/tables/prune/rivals report/tables/prune/sets report/tables/support
+        report/tables/prune/rivals report/tables/prune/sets report/tables/support
         report/tables/verify""",
     "golden text: report/forms/test_check.py": """
         report/check/github report/check/junit report/check/markdown report/check/sarif report/check/words""",
