@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from duat_cli.kinds import Patched
+from duat_cli.kinds import KINDS, Patched
 from duat_cli.results.attribute import (
     Agreement,
     AttributeReport,
@@ -1269,7 +1269,7 @@ def plan(kind: Kind, of: int, removed: int, *, passed: bool = True, repaired: bo
             tested=tested,
             removed=given,
             share=given / of,
-            saves=size(given) if given else None,
+            saves=size(given, kind) if given else None,
             set=[f"block.0.{kind}.{k}" for k in range(given)],
             reasons={} if given else {"saves": "the set is empty"},
         ),
@@ -1300,7 +1300,7 @@ def plan(kind: Kind, of: int, removed: int, *, passed: bool = True, repaired: bo
             share=tested[2] / of if passed else 0.0,
             reasons={} if passed else {"mean": "the set is empty"},
         ),
-        saves=size(removed, counted=passed),
+        saves=size(removed, kind, counted=passed),
         uniform=False,
         remove=None,
         rounds=[],
@@ -1348,13 +1348,13 @@ def criterion_set(size: int, criterion: str, allocation: Allocation, times: floa
     )  # fmt: skip
 
 
-def size(terms: int, *, counted: bool = True, uniform_leaves: bool = True) -> SetSize:
+def size(terms: int, granularity: str, *, counted: bool = True) -> SetSize:
     return SetSize(
         terms_removed=terms // 2,
         parameters_removed=1729 * terms,
         parameters_zeroed=288 * terms if counted else None,
         bytes_removed=3458 * terms,
-        uniform_leaves=uniform_leaves,
+        uniform_leaves=[kind for kind in KINDS[:2] if kind in granularity.split(",")],
         reasons={} if counted else {"parameters_zeroed": "a weight to be zeroed is tied to another place"},
     )
 

@@ -4,6 +4,7 @@ held fixed. Its nonlinearity σ stays live."""
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Sequence
 from statistics import fmean
 from typing import Any, Literal
@@ -132,6 +133,12 @@ def _rig(structure: Any, kind: Kind, blocks: Captured) -> HeldRig:
 
 
 def _loss(kind: Any, source: Source, losses: list[float], live: list[float]) -> FixedLoss:
+    """The mean loss; null where a prompt has none: values of another prompt can let the stream of a mixer grow without
+    limit."""
+    lost = sum(not math.isfinite(loss) for loss in losses)
+    if lost:
+        why = f"the model overflows with these parameters held, for {lost} of {len(losses)} prompts"
+        return FixedLoss.explained(why, held=kind, source=source, loss=None, change=None, low=None, high=None)
     interval = paired_interval([loss - base for loss, base in zip(losses, live, strict=True)])
     return FixedLoss.explained(
         f"needs {FEWEST} prompts" if len(live) < FEWEST else "too many prompts differ by the same",

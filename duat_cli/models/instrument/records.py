@@ -142,7 +142,8 @@ class Substitutes:
         self.result.values.append(values)
         if self.stop_at_values:
             raise ReplayStop
-        mixed = mix() if self.attention is None else self.attention
+        # a view of its own for every call, so that gradients tell the calls apart
+        mixed = mix() if self.attention is None else self.attention.view_as(self.attention)
         self.result.mixed.append(mixed)
         return mixed.clone()  # some modules write to it in place
 

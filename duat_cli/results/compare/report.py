@@ -260,11 +260,14 @@ class FixedLoss(WithReasons):
         description="origin of the held parameters' values: the prompt's own, those of the next prompt, or the mean "
         "over the prompts"
     )
-    loss: Annotated[Finite, Meaning("nats a token", "exact", formula="mean over prompts and tokens of -ln p")] = Field(
-        description="loss of the prompts' own tokens with the parameters held, mean over the prompts"
+    loss: Annotated[
+        Finite | None, Meaning("nats a token", "exact", formula="mean over prompts and tokens of -ln p")
+    ] = Field(
+        description="loss of the prompts' own tokens with the parameters held, mean over the prompts; null where the "
+        "model overflows with them"
     )
     change: Annotated[
-        Finite, Meaning("nats a token", "exact", formula="mean over prompts of loss - live loss", signed=True)
+        Finite | None, Meaning("nats a token", "exact", formula="mean over prompts of loss - live loss", signed=True)
     ] = Field(description="loss with the parameters held, less that of the live model")
     low: Annotated[Finite | None, _INTERVAL_END] = Field(
         description="lower end of the 95 % interval of `change`; null for fewer than 5 prompts, or where many differ "

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from duat_cli.kinds import Kind
 from duat_cli.results.base import Finite, Result, WithReasons
 from duat_cli.results.meaning import Meaning
 from duat_cli.results.prune.repair import SetRepair, ShareOfKind
@@ -47,10 +48,10 @@ class SetSize(WithReasons):
     bytes_removed: Annotated[int, Meaning("bytes", "exact", formula="parameters_removed x bytes a value")] = Field(
         description="number of bytes that the file gets smaller by, in the dtype that most of its tensors are stored in"
     )
-    uniform_leaves: bool = Field(
-        default=False,
-        description="whether something of the set's kinds can leave the file with --uniform: neurons and heads, where "
-        "the config can state what is left; false in reports of old versions",
+    uniform_leaves: list[Kind] = Field(
+        default=[],
+        description="kinds of the set's terms of which some can leave the file with --uniform: neurons and heads, "
+        "where the config can state what is left; empty in reports of old versions",
     )
 
 

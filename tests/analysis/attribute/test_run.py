@@ -346,6 +346,32 @@ def test_mixers_add_up(model_type: str) -> None:
     assert report_of(model, token_ids(model, tokens=5), position=3).certificate.residual <= 1e-5
 
 
+def test_heads_of_two_attentions_in_a_block_are_told_apart() -> None:
+    """What each head of the last block writes straight to the logit, by plain hooks; a block of longcat_flash has two
+    attentions."""
+    model = double("longcat_flash")
+    ids, place, seen = token_ids(model, tokens=6), 4, []
+    last = model.model.layers[-1]
+    for module in (*(one.o_proj for one in last.self_attn), model.model.norm):
+        module.register_forward_pre_hook(lambda _, args: seen.append(args[0][0, place].detach()))
+    report = report_of(model, ids, top=50, position=place)
+    assert report.certificate.residual <= 1e-10
+    [found] = report.attribution
+    del seen[:]
+    model(ids)
+    *mixed, final = seen
+    norm = model.model.norm
+    scale = (final.square().mean() + norm.variance_epsilon).rsqrt()
+    row = model.lm_head.weight[found.target.token.id] * norm.weight * scale
+    expected = [
+        float(part)
+        for mla, heads in zip(last.self_attn, mixed, strict=True)
+        for part in (row @ mla.o_proj.weight * heads).reshape(model.config.num_attention_heads, -1).sum(dim=1)
+    ]
+    direct = {head.head: head.value for head in found.direct.heads if head.block == len(model.model.layers) - 1}
+    assert [direct[k] for k in range(len(expected))] == pytest.approx(expected, rel=1e-6)
+
+
 @pytest.mark.parametrize("model_type", ["mamba2", "jamba", "qwen3_next"])
 def test_heads_of_a_mixer_move_what_the_frozen_network_loses_without_them(model_type: str) -> None:
     """Also where nothing but the mixer's values, a UAT term, reaches them."""

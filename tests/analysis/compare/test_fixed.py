@@ -29,6 +29,7 @@ def found_of(loaded: LoadedModel, count: int = 5, tokens: int = 7) -> FixedParam
 
 def loss_of(found: FixedParameters, held: str, source: str) -> float:
     [run] = [run for run in found.runs if (run.held, run.source) == (held, source)]
+    assert run.loss is not None
     return run.loss
 
 
@@ -60,6 +61,7 @@ def test_losses_are_those_of_the_model_whose_softmax_is_told_what_to_give() -> N
             continue
         assert run.low is not None
         assert run.high is not None
+        assert run.change is not None
         assert run.low <= run.change <= run.high
 
 
@@ -75,6 +77,16 @@ def test_a_wrong_own_value_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("duat_cli.analysis.compare.fixed.of_kinds", lambda block, _kinds: captured.Held(
         [captured.StoredRows(rows.matrix.flip(0)) for rows in block.attention]))  # fmt: skip
     assert not found_of(as_loaded(two_single("llama")), count=2).holds
+
+
+def test_a_model_that_overflows_with_held_values_has_no_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Falcon-H1 does with norm scales of another prompt; here the last of 2 live and 12 held passes has no loss."""
+    losses = iter([3.0] * 13)
+    monkeypatch.setattr("duat_cli.analysis.compare.fixed.mean_loss", lambda *_: next(losses, float("nan")))
+    *sound, last = found_of(as_loaded(two_single("llama")), count=2).runs
+    assert (last.held, last.source, last.loss, last.change) == ("H and norms", "mean", None, None)
+    assert last.reasons["loss"] == "the model overflows with these parameters held, for 1 of 2 prompts"
+    assert all(run.loss == 3.0 for run in sound)
 
 
 def test_weights_read_block_by_block_give_the_same_losses(tmp_path: Path) -> None:

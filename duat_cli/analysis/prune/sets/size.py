@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from torch import nn
 
 from duat_cli.analysis.prune.sets.cut import Cut, cuts_of
 from duat_cli.errors import UnsupportedModelError, or_reason
-from duat_cli.kinds import Kind
+from duat_cli.kinds import KINDS, Kind
 from duat_cli.loading.checkpoint.stored import most_stored
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.models.discovery.structure import ModelStructure
@@ -37,7 +37,7 @@ def set_size(
     cuts, _ = cuts_of(structure, parameters, terms)
     known = ((one, _left_with_blocks(loaded.headed, structure, one)) for one in cuts)
     cut, removed = next((one, left) for one, left in known if left is not None)
-    parts = [*cut.heads, *cut.neurons]
+    parts, kinds = [*cut.heads, *cut.neurons], sorted({term.kind for term in terms}, key=KINDS.index)
     removed += sum(len(numbers) * layers.each for layers, numbers in parts)
     zeroed = or_reason(lambda: zeroed_parameters(loaded.headed, structure, sites, cut.zeroed))
     return SetSize.explained(
@@ -46,23 +46,20 @@ def set_size(
         parameters_removed=removed,
         parameters_zeroed=None if isinstance(zeroed, str) else zeroed,
         bytes_removed=removed * (most_stored(loaded.files) or loaded.model.dtype).itemsize,
-        uniform_leaves=bool(parts) or _uniform_leaves(loaded.headed, structure, parameters, {t.kind for t in terms}),
+        uniform_leaves=[kind for kind in kinds if _uniform_leaves(loaded.headed, structure, parameters, kind)],
     )
 
 
 def _uniform_leaves(
-    model: nn.Module,
-    structure: ModelStructure,
-    parameters: Mapping[nn.Module, BlockParameters],
-    kinds: Collection[Kind],
+    model: nn.Module, structure: ModelStructure, parameters: Mapping[nn.Module, BlockParameters], kind: Kind
 ) -> bool:
-    """Whether one part of these kinds can leave every layer that has some: a set that --uniform chooses then saves."""
+    """Whether one part of this kind can leave every layer that has some: a set that --uniform chooses then saves."""
     first: list[TermId] = []
     for k in range(len(structure.calls)):
         held = parameters[structure.block(k).parts.module]
-        for kind, layers in (("neuron", held.neurons), ("head", held.heads)):
-            if kind in kinds and not isinstance(layers, str):
-                first += [TermId(kind, k, i) for i in range(layers.size)]
+        layers = held.heads if kind == "head" else held.neurons
+        if kind in ("head", "neuron") and not isinstance(layers, str):
+            first += [TermId(kind, k, i) for i in range(layers.size)]
     cuts, _ = cuts_of(structure, parameters, first)
     return any((one.heads or one.neurons) and _left_with_blocks(model, structure, one) is not None for one in cuts)
 

@@ -64,8 +64,9 @@ def _fixed(report: CompareReport, beside: Sequence[CompareReport]) -> Figure | N
         x, series = plot.x(sources.index(run.source) + (kind - (len(kinds) - 1) / 2) * _APART), marks.SERIES[kind]
         if run.low is not None and run.high is not None:
             drawn.append(marks.span(x, plot.y(run.low), x, plot.y(run.high), series))
-        text = f"{_held(run)}: {numbers.SIGNED(run.change)}, loss {numbers.plain(run.loss)}"
-        drawn.append(marks.dot(x, plot.y(run.change), series, text, size=5))
+        if run.change is not None:
+            text = f"{_held(run)}: {numbers.SIGNED(run.change)}, loss {numbers.plain(run.loss)}"
+            drawn.append(marks.dot(x, plot.y(run.change), series, text, size=5))
     entries = [("dot", series, kind) for kind, series in zip(kinds, marks.SERIES, strict=False)]
     error, tolerance = numbers.error(found.own_error), f"{found.tolerance:.0e}"
     check = f"its own values give back the live loss to {error}, tolerance {tolerance}"

@@ -119,8 +119,8 @@ def saving(plan: Plan, saves: SetSize | None) -> str:
     if saves.parameters_removed:
         millions = numbers.plain(saves.parameters_removed / 1e6)
         return f"It saves {millions} M parameters, {numbers.decimal(saves.bytes_removed)} in the file."
-    if _can_leave(plan):
-        return f"It saves nothing in the file: {names_of(plan.granularity)} can leave only with --uniform."
+    if can_leave := _can_leave(plan):
+        return f"It saves nothing in the file: {can_leave} can leave only with --uniform."
     return "It saves nothing in the file: what is removed is stored as zeros."
 
 
@@ -141,21 +141,23 @@ def _next(best: Plan, report: PruneReport) -> list[str]:
     plan = next((p for p in (best, *report.plans) if p.removed and (_can_leave(p) or _saves(p))), best)
     if report.protocol.ablate == "mean" and not set(plan.granularity.split(",")) <= UNIFORM:
         return []  # no bias can hold means of other kinds
-    uniform = _can_leave(plan)
+    leaving = _can_leave(plan)
     options = [
         f"--granularity {plan.granularity}",
-        *(["--uniform"] if uniform or plan.uniform else []),
+        *(["--uniform"] if leaving or plan.uniform else []),
         plan.remove_option or f"--budget {plan.budget:g}",
         "--export FILE.json" if report.streamed else "--apply DIR",
     ]
-    why = " --uniform takes as many from every block, so that they can leave the file; the damage is then another."
+    can = f"so that {leaving} can leave the file; the damage is then another."
+    why = f" --uniform takes as many from every block, {can}" if leaving else ""
     memory = " --apply needs all weights in memory." if report.streamed else ""
-    return [f"Next: the same command with {' '.join(options)}.{why if uniform else ''}{memory}"]
+    return [f"Next: the same command with {' '.join(options)}.{why}{memory}"]
 
 
-def _can_leave(plan: Plan) -> bool:
-    """Whether --uniform would choose a set of the plan's kinds that can leave the file."""
-    return plan.saves is not None and plan.saves.uniform_leaves and not plan.uniform
+def _can_leave(plan: Plan) -> str:
+    """The names of the plan's terms that can leave the file where --uniform chooses the set; empty: none, or it did."""
+    kinds = [] if plan.saves is None or plan.uniform else plan.saves.uniform_leaves
+    return names_of(",".join(kinds)) if kinds else ""
 
 
 def _saves(plan: Plan) -> bool:

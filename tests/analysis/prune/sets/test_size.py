@@ -95,7 +95,7 @@ def test_whether_uniform_takes_terms_out_of_the_file_is_what_a_written_file_show
     of = parameters_of(structure, sites)
     said = set_size(loaded, structure, sites, of, [TermId(kind, 0, 0)])  # type: ignore[arg-type]
     assert said.terms_removed == 0
-    assert said.uniform_leaves is leaves
+    assert said.uniform_leaves == [kind] * leaves
     gone = [
         TermId(kind, k, i)  # type: ignore[arg-type]
         for k, block in enumerate(structure.blocks)

@@ -70,9 +70,9 @@ def test_less_in_the_file_than_was_asked_for_is_said() -> None:
 
 def test_a_set_that_saves_nothing_in_the_file_says_so_and_why() -> None:
     for uniform_leaves, uniform, said in (
-        (True, False, "It saves nothing in the file: heads can leave only with --uniform."),
-        (True, True, "It saves nothing in the file: what is removed is stored as zeros."),
-        (False, False, "It saves nothing in the file: what is removed is stored as zeros."),
+        (["head"], False, "It saves nothing in the file: heads can leave only with --uniform."),
+        (["head"], True, "It saves nothing in the file: what is removed is stored as zeros."),
+        ([], False, "It saves nothing in the file: what is removed is stored as zeros."),
     ):
         plan = sample.plan("head", 40, 12).model_copy(update={"uniform": uniform})
         none = {"parameters_removed": 0, "bytes_removed": 0, "uniform_leaves": uniform_leaves}
@@ -81,10 +81,18 @@ def test_a_set_that_saves_nothing_in_the_file_says_so_and_why() -> None:
         assert saving(plan, plan.saves) == said
         first, after = notable(report_of(plan))
         assert said in first
-        assert ("--uniform takes as many" in after) is (uniform_leaves and not uniform)
+        assert ("so that heads can leave the file" in after) is (bool(uniform_leaves) and not uniform)
         assert plan.guarantee is not None
         nothing = plan.model_copy(update={"guarantee": plan.guarantee.model_copy(update={"saves": saves})})
         assert said in " ".join(render_prune(report_of(nothing), Page(120)).split("Guarantee")[1].split())
+
+
+def test_of_several_kinds_only_those_that_can_leave_are_said_to() -> None:
+    plan = sample.plan("neuron,head", 100, 12)
+    saves = plan.saves and plan.saves.model_copy(update={"parameters_removed": 0, "uniform_leaves": ["neuron"]})
+    first, after = notable(report_of(plan.model_copy(update={"saves": saves})))
+    assert "It saves nothing in the file: neurons can leave only with --uniform." in first
+    assert "so that neurons can leave the file" in after
 
 
 def test_a_guaranteed_set_and_none_at_all() -> None:
