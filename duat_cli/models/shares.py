@@ -40,8 +40,10 @@ def shares_each(parts: Sequence[Tensor], whole: Tensor, prompts: int) -> list[Sh
     share of its own, and is left out of the median.
     """
     x = wide(whole)
-    pairs = [(x, x), *((part, other) for part in map(wide, parts) for other in (x, part))]
-    products = torch.stack([torch.linalg.vecdot(a, b) for a, b in pairs]).double().reshape(len(pairs), prompts, -1)
+    each = [torch.linalg.vecdot(x, x)]
+    for part in map(wide, parts):  # one at a time: of half precision these are copies
+        each += [torch.linalg.vecdot(part, x), torch.linalg.vecdot(part, part)]
+    products = torch.stack(each).double().reshape(len(each), prompts, -1)
     sizes = products[0]
     medians = (products[1::2] / sizes.where(sizes > 0, math.nan)).nanquantile(0.5, dim=-1)
     sums = torch.cat([products.sum(dim=-1), medians, sizes.amax(dim=-1, keepdim=True).T])  # one wait for the device
