@@ -120,20 +120,21 @@ def silenced(module: nn.Module, kind: str, number: int, count: int) -> Any:
 
 
 @pytest.mark.parametrize("name", ["t5", "bart", "encoder-decoder", "t5gemma", *HEAR])
-def test_every_term_is_what_hooks_say(name: str) -> None:
+def test_every_measured_term_is_what_hooks_say(name: str) -> None:
     model, given = model_of(name), inputs_of(name)
-    report = report_of(model, given, measure=200, probes=64)
+    report = report_of(model, given, measure=80, probes=64)
     own = [written(model, one) for one in given]
     before = [logits(model, *each) for each in zip(given, own, strict=True)]
     assert report.certificate.exact
     assert max(row.error for row in report.eq16) < 1e-6
-    for term in report.terms:
+    measured = [term for term in report.terms if term.measured is not None]
+    for term in measured:
         with without(model, report, [term]):
             each = [kl(b, logits(model, g, o)) for b, g, o in zip(before, given, own, strict=True)]
         assert term.measured == pytest.approx(sum(each) / len(each), rel=1e-7, abs=1e-11), term
         if term.certified_relative is not None and term.local is not None:
             assert term.local <= term.certified_relative
-    assert {term.kind for term in report.terms} == {"neuron", "head", "ffn", "attention", "block"}
+    assert {term.kind for term in measured} == {"neuron", "head", "ffn", "attention", "block"}
     losses = [float(cross_entropy(b[:-1], o[0, 1:])) for b, o in zip(before, own, strict=True)]
     assert report.protocol.loss == pytest.approx(sum(losses) / len(losses), rel=1e-9)
 

@@ -89,10 +89,10 @@ def loss(found: Tensor, given: dict[str, Tensor]) -> float:
 
 
 def require_measured(report: PruneReport, model: Any, given: list[dict[str, Tensor]], rough: float = 1e-7) -> set[str]:
-    """Every term's damage, in KL, is what hooks say. Returns the kinds that were measured."""
+    """Every measured damage, in KL, is what hooks say. Returns the kinds that were measured."""
     before = [logits(model, one) for one in given]
     kinds = set[str]()
-    for term in report.terms:
+    for term in (one for one in report.terms if one.measured is not None):
         with without(model, [(term.kind, term.block, term.index)]):
             each = [kl(old, logits(model, one), one) for old, one in zip(before, given, strict=True)]
         assert term.measured == pytest.approx(sum(each) / len(each), rel=rough, abs=1e-11), term
@@ -101,11 +101,11 @@ def require_measured(report: PruneReport, model: Any, given: list[dict[str, Tens
 
 
 @pytest.mark.parametrize("name", picture_texts.RUNNING)
-def test_every_term_is_what_hooks_say(name: str) -> None:
+def test_every_measured_term_is_what_hooks_say(name: str) -> None:
     """Qwen3-VL also adds features of the picture behind its first block, which Eq. 16 keeps."""
     model = picture_texts.build(name).double()
     given = [picture_texts.inputs(name, model, seed) for seed in (0, 1)]
-    report = prune_bound(model, inputs=given, measure=200, probes=500)
+    report = prune_bound(model, inputs=given, measure=80, probes=500)
     assert report.protocol.metric == "kl"
     assert report.certificate.exact
     assert max(row.error for row in report.eq16) < 1e-6
