@@ -94,7 +94,7 @@ def check_directory(directory: Path) -> None:
         raise InputError(f"{where}: is a file, expected a new folder")
     if not directory.absolute().parent.is_dir():
         raise InputError(f"{where}: there is no folder '{clean(str(directory.absolute().parent))}'; create it first")
-    _part_folder(directory).rmdir()
+    _part_folder(directory).rmdir()  # a fault of writing there is better told now than behind all the computing
 
 
 def apply_terms(
