@@ -69,14 +69,11 @@ def token_norms(tensors: Sequence[Tensor]) -> Tensor:
     return torch.stack([torch.linalg.vector_norm(x.detach(), dim=-1, dtype=torch.float64) for x in tensors])
 
 
-def typical_change(before: Tensor, after: Tensor) -> float | None:
-    """Median over the tokens of |b_t - a_t| / |a_t|, of those where a_t is not zero; None where all are.
-
-    before, after: (N, width).
-    """
+def token_changes(before: Tensor, after: Tensor) -> Tensor:
+    """|b_t - a_t| / |a_t| of the tokens t where a_t is not zero. before, after: a and b, (N, width)."""
     sizes, moved = token_norms([before, wide(after) - wide(before)])
     known = sizes > 0
-    return float((moved[known] / sizes[known]).quantile(0.5)) if bool(known.any()) else None
+    return moved[known] / sizes[known]
 
 
 def _ratio(difference: float, size: float) -> float:

@@ -10,7 +10,7 @@ from torch import Tensor
 from duat_cli.analysis.aggregate import mean_over
 from duat_cli.analysis.compare.alignment import Aligned, every_place
 from duat_cli.analysis.compare.states import BlockState, OperatorState
-from duat_cli.models.arrays import wide
+from duat_cli.models.arrays import token_changes, wide
 from duat_cli.operators.input_change import PARTS, Routed, change, share_from
 from duat_cli.results.compare.report import (
     BlockComparison,
@@ -38,10 +38,8 @@ def relative_change(before: Tensor, after: Tensor, aligned: Aligned) -> float | 
 
 def change_of_tokens(before: Tensor, after: Tensor, aligned: Aligned) -> float | None:
     """|b_t - a_t| / |a_t| of the same vectors, mean over those where a_t is not zero; None where all are."""
-    a, b = _beside(before, after, aligned)
-    sizes = a.norm(dim=-1)
-    known = sizes > 0
-    return float(((b - a).norm(dim=-1)[known] / sizes[known]).mean()) if bool(known.any()) else None
+    each = token_changes(*_beside(before, after, aligned))
+    return float(each.mean()) if len(each) else None
 
 
 def _beside(before: Tensor, after: Tensor, aligned: Aligned) -> tuple[Tensor, Tensor]:

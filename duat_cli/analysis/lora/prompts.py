@@ -27,7 +27,7 @@ from duat_cli.compat.transformers import largest_stated
 from duat_cli.errors import InputError, needed, or_reason
 from duat_cli.loading.prompts import Prompt
 from duat_cli.loading.words import Labels
-from duat_cli.models.arrays import typical_change, wide
+from duat_cli.models.arrays import token_changes, wide
 from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.sweep.lockstep import Guest, Pass, Weights, in_step, one_by_one
 from duat_cli.models.terms.branches import ffn_terms
@@ -317,5 +317,5 @@ def _terms(before: Kept, after: Kept) -> TermsChange:
     if "output" in reasons:
         reasons["output_token_median"] = reasons["output"]
     else:
-        values["output_token_median"] = typical_change(before.output, after.output)
+        values["output_token_median"] = float(token_changes(before.output, after.output).quantile(0.5))
     return TermsChange(**values, reasons=reasons)

@@ -41,15 +41,18 @@ def for_pre_activation(report: InspectReport | None = None) -> list[Column]:
 
 def for_tokens(report: InspectReport | None = None) -> list[Column]:
     """Columns of the parts at a typical token; if a report is given, only of parts that it has."""
-    return [
-        *(
-            Column((title, "%"), f"terms.{part}.token_median", numbers.percent, (f"{part} at a typical token", "%"))
-            for title, part in (("linear", "linear"), ("static", "static"), ("enc.", "encoder"), ("dyn.", "dynamic"))
-            if part != "encoder" or report is None or has_encoder(report)
-        ),
-        Column(("own", "%"), "terms.own.token_median", numbers.percent, ("own at a typical token", "%")),
-        Column(("largest", "token", "%"), "terms.largest_token", numbers.percent, ("largest token", "%")),
+    absent = frozenset[str]() if report is None or has_encoder(report) else {_ENCODER}
+    medians = [
+        replace(
+            column,
+            path=column.path.replace(".share", ".token_median"),
+            long=(f"{(column.long or column.title)[0]} at a typical token", "%"),
+        )
+        for column in COLUMNS
+        if column.path.startswith("terms.") and column.path not in absent
     ]
+    largest = Column(("largest", "token", "%"), "terms.largest_token", numbers.percent, ("largest token", "%"))
+    return [*medians, largest]
 
 
 def of_one_token(report: InspectReport) -> bool:

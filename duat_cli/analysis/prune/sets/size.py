@@ -67,7 +67,7 @@ def _uniform_leaves(
 def _left_with_blocks(model: nn.Module, structure: ModelStructure, cut: Cut) -> int | None:
     """Parameters that leave with the cut's blocks, without those shared by blocks that stay; None where no config can
     state what the cut leaves. Blocks are cut first, then parts of those that stay."""
-    before = parameters_of(model)
+    before = parameter_count(model)
     try:
         with contextlib.ExitStack() as stack:
             if cut.blocks:
@@ -76,11 +76,11 @@ def _left_with_blocks(model: nn.Module, structure: ModelStructure, cut: Cut) -> 
                     return None
             for parts in filter(None, (cut.heads, cut.neurons)):
                 require_stated(model, [layers for layers, _ in parts])
-            return before - parameters_of(model)
+            return before - parameter_count(model)
     except UnsupportedModelError:
         return None
 
 
-def parameters_of(model: nn.Module) -> int:
+def parameter_count(model: nn.Module) -> int:
     """How many parameters a model has; tied ones count once."""
     return sum(parameter.numel() for parameter in model.parameters())

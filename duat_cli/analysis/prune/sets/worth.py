@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from duat_cli.analysis.prune.sets.apply import Applied
-from duat_cli.analysis.prune.sets.size import parameters_of
+from duat_cli.analysis.prune.sets.size import parameter_count
 from duat_cli.analysis.prune.terms.damage import Loss, Metric, last_states, logits_of
 from duat_cli.loading.model.load import LoadedModel, load
 from duat_cli.loading.prompts import Prompt
@@ -72,8 +72,8 @@ def worth(
         terms=terms,
         repaired=repaired,
         **asdict(applied),
-        parameters_before=parameters_of(loaded.headed),
-        parameters_after=parameters_of(again.model),
+        parameters_before=parameter_count(loaded.headed),
+        parameters_after=parameter_count(again.model),
         measured_on=on,
         prompts=len(run),
         tokens=scored,
