@@ -20,14 +20,8 @@ from duat_cli.analysis.prune.terms.damage import Hidden
 from duat_cli.kinds import KINDS, Kind
 from duat_cli.loading.model.load import LoadedModel, load
 from duat_cli.loading.prompts import Prompt
-from duat_cli.models.discovery.structure import (
-    DISCOVERY_TOKENS,
-    ModelStructure,
-    discover,
-    probe_ids,
-    probe_trace,
-    run_stack,
-)
+from duat_cli.models.discovery.modality import DISCOVERY_TOKENS, probe_ids
+from duat_cli.models.discovery.structure import ModelStructure, discover, probe_trace, run_stack
 from duat_cli.models.edits.parameters import BlockParameters, block_parameters
 from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.sweep.lockstep import one_by_one

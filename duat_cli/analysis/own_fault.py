@@ -29,8 +29,8 @@ from duat_cli.loading.quiet import described
 from duat_cli.loading.texts import numbered
 from duat_cli.models.arrays import tolerance_for
 from duat_cli.models.discovery.exchanged import weights_kept
-from duat_cli.models.discovery.modality import Given, placed, stack_of
-from duat_cli.models.discovery.structure import Discovery, ModelStructure, probe_inputs, run_stack
+from duat_cli.models.discovery.modality import Given, placed, probe_inputs, stack_of
+from duat_cli.models.discovery.structure import Discovery, ModelStructure, run_stack
 from duat_cli.models.instrument.plain import PlainPass, deviation
 from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.sweep.alone import has_own_code, require_alone

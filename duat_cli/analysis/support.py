@@ -24,11 +24,11 @@ from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.quiet import described
 from duat_cli.models.arrays import tolerance_for
 from duat_cli.models.discovery.chains import ByNameError
-from duat_cli.models.discovery.modality import STATES, decoder_of, input_name, is_pair, stack_of
-from duat_cli.models.discovery.structure import SEED, ModelStructure, discover, probe_inputs, run_stack
+from duat_cli.models.discovery.modality import SEED, STATES, decoder_of, input_name, is_pair, probe_inputs, stack_of
+from duat_cli.models.discovery.structure import ModelStructure, discover, run_stack
 from duat_cli.models.discovery.unread import ENCODER_ALONE
+from duat_cli.models.foreign import model_code
 from duat_cli.models.instrument.calls import taken_by
-from duat_cli.models.instrument.foreign import model_code
 from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.sweep.alone import require_alone
 from duat_cli.models.sweep.lockstep import one_by_one

@@ -25,7 +25,7 @@ from duat_cli.loading.words import Labels, Words
 from duat_cli.models.arrays import tolerance_for
 from duat_cli.models.discovery.causality import head_of
 from duat_cli.models.discovery.modality import is_pair, stack_of, writes
-from duat_cli.models.instrument.foreign import model_code
+from duat_cli.models.foreign import model_code
 from duat_cli.models.sweep.ending import EndingForm
 from duat_cli.results.attribute import AttributeReport, Attribution, Continuation
 from duat_cli.results.base import Skipped

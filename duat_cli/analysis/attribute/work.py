@@ -28,8 +28,8 @@ from duat_cli.loading.prompts import Prompt
 from duat_cli.models.block.parts import BlockParts as BlockModules
 from duat_cli.models.budgets import TARGET_BYTES, target_bytes
 from duat_cli.models.discovery.causality import over_tokens, run_pair
-from duat_cli.models.discovery.modality import STATES, Given, placed, stack_of
-from duat_cli.models.discovery.structure import DISCOVERY_TOKENS, Discovered, probe_inputs, run_stack
+from duat_cli.models.discovery.modality import DISCOVERY_TOKENS, STATES, Given, placed, probe_inputs, stack_of
+from duat_cli.models.discovery.structure import Discovered, run_stack
 from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.instrument.tracing import Trace
 from duat_cli.models.sweep.adjoint import Adjoint

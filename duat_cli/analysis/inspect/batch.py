@@ -22,7 +22,7 @@ from duat_cli.grouping import by_key
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.arrays import tolerance_for, wide
 from duat_cli.models.budgets import BATCH_BYTES_GPU, batched_bytes, most_together
-from duat_cli.models.discovery.structure import probe_ids
+from duat_cli.models.discovery.modality import probe_ids
 from duat_cli.results.meaning import meaning_of
 
 SLICE = 4096  # consecutive prompts within which those with equally many tokens are batched

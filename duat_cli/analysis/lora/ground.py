@@ -16,7 +16,8 @@ from duat_cli.compat.libc import give_back_free_memory
 from duat_cli.errors import or_reason
 from duat_cli.models.block.parts import BlockParts
 from duat_cli.models.discovery.causality import Classes, HeadTest
-from duat_cli.models.discovery.structure import DISCOVERY_TOKENS, Discovered, probe_inputs
+from duat_cli.models.discovery.modality import DISCOVERY_TOKENS, probe_inputs
+from duat_cli.models.discovery.structure import Discovered
 from duat_cli.models.instrument.tracing import Trace
 from duat_cli.models.sweep.lockstep import Placing
 from duat_cli.models.terms.branches import Branches

@@ -25,7 +25,8 @@ from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.block.parts import BlockParts
 from duat_cli.models.block.slots import taken
-from duat_cli.models.discovery.structure import DISCOVERY_TOKENS, ModelStructure, probe_ids, probe_trace
+from duat_cli.models.discovery.modality import DISCOVERY_TOKENS, probe_ids
+from duat_cli.models.discovery.structure import ModelStructure, probe_trace
 from duat_cli.models.instrument.hooks import hooked
 from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.instrument.routers import Routers, routing_slots

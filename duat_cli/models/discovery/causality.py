@@ -13,8 +13,18 @@ from torch import Tensor
 from duat_cli.compat.transformers import encoder_output, stated
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.arrays import relative_error, wide
-from duat_cli.models.discovery.modality import STATES, Given, for_decoder, is_pair, of_libraries, part_reading, stack_of
-from duat_cli.models.discovery.structure import DISCOVERY_TOKENS, probe_inputs, run_stack
+from duat_cli.models.discovery.modality import (
+    DISCOVERY_TOKENS,
+    STATES,
+    Given,
+    for_decoder,
+    is_pair,
+    of_libraries,
+    part_reading,
+    probe_inputs,
+    stack_of,
+)
+from duat_cli.models.discovery.structure import run_stack
 from duat_cli.models.instrument.calls import taken_by
 from duat_cli.models.instrument.hooks import patched
 

@@ -10,6 +10,7 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor, nn
 
+from duat_cli.compat.transformers import stated
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.instrument.calls import taken_by
 
@@ -25,6 +26,10 @@ GRID = "grid_thw"
 pictures, (N, width), without a batch."""
 
 DECODER = ", and duat attribute the decoder: --stack decoder"
+
+DISCOVERY_TOKENS = 11  # short, odd, and unlike a count of heads or experts
+SEED = 20240511
+UNSTATED_VOCABULARY = 128  # token ids tried where a config states no vocabulary (characters that are hashed)
 
 KINDS = {"pixel_values": "images", "input_features": "sound", "input_values": "sound"}
 
@@ -222,3 +227,27 @@ def noise_like(given: Mapping[str, Tensor], seed: int) -> dict[str, Tensor]:
         name: torch.randn(value.shape, generator=generator) if value.is_floating_point() else value
         for name, value in given.items()
     }
+
+
+def probe_ids(stack: Any, tokens: int, device: str | None = None) -> Tensor:
+    """Random token ids, none of them special, (1, tokens). device: None for that of the weights."""
+    table = getattr(stack, "embed_tokens", None)  # FSMT's encoder has no config
+    rows = stated(getattr(stack, "config", None), "vocab_size") or getattr(table, "num_embeddings", UNSTATED_VOCABULARY)
+    generator = torch.Generator().manual_seed(SEED)
+    low = min(10, rows - 1)
+    ids = torch.randint(low, rows, (1, tokens), generator=generator)
+    return ids.to(stack.device if device is None else device)
+
+
+def probe_inputs(
+    stack: Any, like: Mapping[str, Tensor] | None, tokens: int, device: str | None = None, seed: int = SEED
+) -> Given:
+    """The input that a model is probed with: ids as `probe_ids` makes them, or noise shaped as the prepared inputs."""
+    if like is None:
+        return probe_ids(stack, tokens, device)
+    made = noise_like(like, seed)
+    if STATES in made:  # a decoder is given ids of its own, and states of no particular encoder
+        shape = 1, tokens + 2, made[STATES].shape[-1]
+        made = noise_like({STATES: made[STATES].new_zeros(()).expand(shape)}, seed)
+        made["input_ids"] = probe_ids(stack, tokens, device)
+    return placed(made, stack.device if device is None else device, stack.dtype)

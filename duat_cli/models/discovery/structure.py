@@ -10,13 +10,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from duat_cli.compat.transformers import stated, with_places
+from duat_cli.compat.transformers import with_places
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.arrays import in_narrow
 from duat_cli.models.block.mixer import MixerForm
@@ -40,31 +40,29 @@ from duat_cli.models.discovery.cross import require_apart
 from duat_cli.models.discovery.exchanged import run_as_loaded, weights_kept
 from duat_cli.models.discovery.mixers import with_mixer
 from duat_cli.models.discovery.modality import (
+    DISCOVERY_TOKENS,
     STATES,
     Given,
     cache_off,
     ids_name,
     is_pair,
-    noise_like,
     part_within,
-    placed,
+    probe_ids,
+    probe_inputs,
     require_token_ids,
     stack_of,
 )
 from duat_cli.models.discovery.parts import beside, find_parts
 from duat_cli.models.discovery.proof import Proof, ProvedBlock, traced_again
 from duat_cli.models.discovery.unread import decoder_note, left_out, mixing_notes, why_unchained, why_unseen
+from duat_cli.models.foreign import model_code
 from duat_cli.models.instrument.attention import CapturePath
 from duat_cli.models.instrument.calls import ANY, taken_by
-from duat_cli.models.instrument.foreign import model_code
 from duat_cli.models.instrument.hooks import unexchanged
 from duat_cli.models.instrument.plain import InstrumentedPass, PlainPass, deviation
 from duat_cli.models.instrument.rig import BlockRun, Rig
+from duat_cli.models.instrument.towers import Towers
 from duat_cli.models.instrument.tracing import Event, Trace, Tracer, trace
-
-DISCOVERY_TOKENS = 11  # short, odd, and unlike a count of heads or experts
-SEED = 20240511
-UNSTATED_VOCABULARY = 128  # token ids tried where a config states no vocabulary (characters that are hashed)
 
 
 @dataclass(frozen=True)
@@ -93,6 +91,11 @@ class ModelStructure:
         """The parts of this block module."""
         return next(b.parts for b in self.blocks if b.parts.module is module)
 
+    @cached_property
+    def towers(self) -> Towers:
+        """Its encoders of pictures and sound in front of the blocks."""
+        return Towers(self.stack, self.calls)
+
     @property
     def interface(self) -> bool:
         """`interface` as `Rig` takes it: attention is captured in the same way as when the blocks were proved."""
@@ -113,30 +116,6 @@ def run_stack(stack: Any, given: Given, mask: Tensor | None = None) -> Any:
     if (name := ids_name(stack)) != "input_ids" and "input_ids" in given:
         given = {name if key == "input_ids" else key: value for key, value in given.items()}
     return with_places(run_as_loaded(stack, {**given, **cache_off(stack)}))
-
-
-def probe_ids(stack: Any, tokens: int, device: str | None = None) -> Tensor:
-    """Random token ids, none of them special, (1, tokens). device: None for that of the weights."""
-    table = getattr(stack, "embed_tokens", None)  # FSMT's encoder has no config
-    rows = stated(getattr(stack, "config", None), "vocab_size") or getattr(table, "num_embeddings", UNSTATED_VOCABULARY)
-    generator = torch.Generator().manual_seed(SEED)
-    low = min(10, rows - 1)
-    ids = torch.randint(low, rows, (1, tokens), generator=generator)
-    return ids.to(stack.device if device is None else device)
-
-
-def probe_inputs(
-    stack: Any, like: Mapping[str, Tensor] | None, tokens: int, device: str | None = None, seed: int = SEED
-) -> Given:
-    """The input that a model is probed with: ids as `probe_ids` makes them, or noise shaped as the prepared inputs."""
-    if like is None:
-        return probe_ids(stack, tokens, device)
-    made = noise_like(like, seed)
-    if STATES in made:  # a decoder is given ids of its own, and states of no particular encoder
-        shape = 1, tokens + 2, made[STATES].shape[-1]
-        made = noise_like({STATES: made[STATES].new_zeros(()).expand(shape)}, seed)
-        made["input_ids"] = probe_ids(stack, tokens, device)
-    return placed(made, stack.device if device is None else device, stack.dtype)
 
 
 def probe_trace(stack: Any, given: Given | None = None, part: Any = None) -> Trace:

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.arrays import random_like, relative_error, tolerance_for
 from duat_cli.models.block.parts import BlockParts
-from duat_cli.models.discovery.modality import STATES, Given, of_libraries
-from duat_cli.models.discovery.structure import DISCOVERY_TOKENS, ModelStructure, probe_inputs, run_stack
+from duat_cli.models.discovery.modality import DISCOVERY_TOKENS, STATES, Given, of_libraries, probe_inputs
+from duat_cli.models.discovery.structure import ModelStructure, run_stack
 from duat_cli.models.instrument.calls import hidden_of
 from duat_cli.models.sweep.lockstep import Pass
 from duat_cli.models.sweep.passes import BlockPass, Original

@@ -21,7 +21,8 @@ from torch import Tensor, nn
 
 from duat_cli.compat.libc import Holes
 from duat_cli.models.block.parts import BlockParts
-from duat_cli.models.discovery.structure import DISCOVERY_TOKENS, ModelStructure, probe_inputs, probe_trace, run_stack
+from duat_cli.models.discovery.modality import DISCOVERY_TOKENS, probe_inputs
+from duat_cli.models.discovery.structure import ModelStructure, probe_trace, run_stack
 from duat_cli.models.holding import holding
 from duat_cli.models.instrument.hooks import ExchangedError
 from duat_cli.models.instrument.rig import BlockRun

@@ -6,6 +6,7 @@ A removal in block i changes nothing in front of it, so only the blocks from i o
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -134,6 +135,7 @@ class BlockPass:
     ) -> None:
         self._blocks, self._forward, self._handle, self._gradient = blocks, forward, handle, gradient
         self._weights, self._start, self._number = weights, start, 0
+        self._towers = itertools.count()  # numbers of the calls of towers
         self._order = blocks.calls if isinstance(blocks, ModelStructure) else None  # None: not all blocks are known yet
 
     @contextlib.contextmanager
@@ -143,6 +145,8 @@ class BlockPass:
             modules = self._blocks.elements()
             for module in modules:
                 stack.enter_context(patched(module, self._numbered))
+            if isinstance(self._blocks, ModelStructure):
+                stack.enter_context(self._blocks.towers.active(self._towers))
             if self._weights is not None and self._number < self._start:
                 stack.enter_context(self._passing(self._weights, set(modules)))
             yield

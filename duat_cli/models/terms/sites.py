@@ -27,7 +27,8 @@ from duat_cli.models.arrays import relative_error, rounding, same_storage
 from duat_cli.models.block.linears import has_matrix
 from duat_cli.models.block.parts import BlockParts, CrossAttention
 from duat_cli.models.block.slots import joined, parted, put, slots_of, taken
-from duat_cli.models.discovery.structure import DISCOVERY_TOKENS, ModelStructure, probe_inputs, probe_trace
+from duat_cli.models.discovery.modality import DISCOVERY_TOKENS, probe_inputs
+from duat_cli.models.discovery.structure import ModelStructure, probe_trace
 from duat_cli.models.instrument.calls import without_cache
 from duat_cli.models.instrument.hooks import hooked
 from duat_cli.models.instrument.routers import Routing, experts_of, routing_slots

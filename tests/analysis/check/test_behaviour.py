@@ -21,7 +21,7 @@ from duat_cli.analysis.inspect.run import inspect
 from duat_cli.checks.answers import LIMIT, Agreement, Answers, agreement
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.prompts import Prompt
-from duat_cli.models.discovery.structure import DISCOVERY_TOKENS
+from duat_cli.models.discovery.modality import DISCOVERY_TOKENS
 from duat_cli.results.behaviour import Behaviour
 
 MASK, SPECIAL = 4, [0, 1]

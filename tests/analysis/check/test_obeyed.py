@@ -17,7 +17,7 @@ from duat_cli.analysis.check import obeyed
 from duat_cli.analysis.check.obeyed import STREAMED, judged
 from duat_cli.loading.declared.per_layer import Override, overrides
 from duat_cli.loading.model.load import LoadedModel, load
-from duat_cli.models.discovery.structure import probe_ids
+from duat_cli.models.discovery.modality import probe_ids
 from duat_cli.zoo import tiny
 
 SKIPPED = [Override(1, "skip", ["mlp"])]

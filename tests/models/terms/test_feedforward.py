@@ -12,7 +12,8 @@ from torch.nn import functional
 from transformers import PreTrainedConfig
 
 from duat_cli.errors import UnsupportedModelError
-from duat_cli.models.discovery.structure import discover, probe_ids, run_stack
+from duat_cli.models.discovery.modality import probe_ids
+from duat_cli.models.discovery.structure import discover, run_stack
 from duat_cli.models.instrument.tracing import Trace, trace
 from duat_cli.models.terms.feedforward import FeedForward, evaluate, find_feedforward
 

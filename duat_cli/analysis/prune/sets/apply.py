@@ -37,8 +37,8 @@ from duat_cli.loading.model.load import LoadedModel, load
 from duat_cli.loading.quiet import described, hushed
 from duat_cli.models.arrays import relative_error, tolerance_for
 from duat_cli.models.discovery.causality import probe_output
-from duat_cli.models.discovery.modality import STATES, is_pair, part_reading
-from duat_cli.models.discovery.structure import DISCOVERY_TOKENS, ModelStructure, probe_inputs
+from duat_cli.models.discovery.modality import DISCOVERY_TOKENS, STATES, is_pair, part_reading, probe_inputs
+from duat_cli.models.discovery.structure import ModelStructure
 from duat_cli.models.edits.cutting import without_parts
 from duat_cli.models.edits.parameters import BlockParameters
 from duat_cli.models.edits.surgery import without_blocks, zeroed

@@ -27,7 +27,8 @@ from duat_cli.models.arrays import equal
 from duat_cli.models.block.norm_scale import ball_of
 from duat_cli.models.block.parts import BlockParts
 from duat_cli.models.budgets import BOUNDED_ENTRIES
-from duat_cli.models.discovery.structure import DISCOVERY_TOKENS, ModelStructure, probe_inputs, run_stack
+from duat_cli.models.discovery.modality import DISCOVERY_TOKENS, probe_inputs
+from duat_cli.models.discovery.structure import ModelStructure, run_stack
 from duat_cli.models.instrument.calls import hidden_of
 from duat_cli.models.instrument.tracing import Event, Trace, Tracer
 from duat_cli.models.sweep.lockstep import Call, Pass, Visit, Weights

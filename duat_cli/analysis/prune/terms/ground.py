@@ -17,8 +17,8 @@ from duat_cli.errors import InputError, NoSignalError, UnsupportedModelError
 from duat_cli.kinds import MetricName
 from duat_cli.models.block.parts import BlockParts
 from duat_cli.models.discovery.causality import HeadTest, LogitsPass, by_row, run_headed
-from duat_cli.models.discovery.modality import Given
-from duat_cli.models.discovery.structure import DISCOVERY_TOKENS, Discovered, probe_inputs, run_stack
+from duat_cli.models.discovery.modality import DISCOVERY_TOKENS, Given, probe_inputs
+from duat_cli.models.discovery.structure import Discovered, run_stack
 from duat_cli.models.edits.parameters import BlockParameters, block_parameters
 from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.instrument.tracing import Trace

@@ -12,7 +12,7 @@ from torch import nn
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.discovery import structure
 from duat_cli.models.discovery.structure import discover
-from duat_cli.models.instrument.foreign import model_code
+from duat_cli.models.foreign import model_code
 
 
 def raising(error: Exception) -> Any:
