@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -22,6 +21,15 @@ class _Known(NamedTuple):
     given: tuple[Any, Any]  # copies of args and kwargs
     output: Any
 
+    def again(self, given: tuple[Any, Any]) -> Any:
+        """A copy of the output for the same input or, as rows of a batch do not meet in an encoder, for several copies
+        of it one after the other; None for another input."""
+        rows = _rows(self.given, given)
+        if not rows:
+            return None
+        made = {id(t): t.repeat(rows, *[1] * (t.ndim - 1)) if t.ndim else t.clone() for t in _tensors(self.output)}
+        return copy.deepcopy(self.output, made)
+
 
 class Towers:
     """The encoders beside the blocks of a model: the outermost modules, outside the list of blocks, that hold a list of
@@ -33,7 +41,8 @@ class Towers:
 
     @contextlib.contextmanager
     def active(self, numbers: Iterator[int]) -> Iterator[None]:
-        """While active, a call of a tower with the input of the last pass returns a copy of the output that it had.
+        """While active, a call of a tower with the input that it had in the last pass, once or in several rows, returns
+        a copy of the output that it had.
 
         numbers: counts the calls in this pass.
         """
@@ -41,8 +50,9 @@ class Towers:
         def instead(_module: nn.Module, original: Forward, args: Any, kwargs: Any) -> Any:
             number, given = next(numbers), (args, kwargs)
             known = self._known.get(number)
-            if known is not None and _same(known.given, given):
-                return copy.deepcopy(known.output)
+            found = None if known is None else known.again(given)
+            if found is not None:
+                return found
             if mappings_in(args, kwargs) or not _plain(given):  # it may put something into a mapping
                 return original(*args, **kwargs)
             given = copy.deepcopy(given)  # before the module could write to it
@@ -78,15 +88,35 @@ def _plain(value: Any) -> bool:
     return all(map(_plain, value)) if isinstance(value, list | tuple) else isinstance(value, PLAIN)
 
 
-def _same(first: Any, second: Any) -> bool:
-    """Whether two plain values are equal to the bit."""
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping | list | tuple):
+        for inner in value.values() if isinstance(value, Mapping) else value:
+            yield from _tensors(inner)
+
+
+def _rows(first: Any, second: Any) -> int:
+    """How many copies of all tensors of `first`, one after the other, are those of `second`, to the bit; 0 where they
+    are not, or where something else differs. Both are plain."""
+    known, given = list(_tensors(first)), list(_tensors(second))
+    if not known or not known[0].ndim or not len(known[0]) or not given[:1] or not given[0].ndim:
+        return 0
+    rows, rest = divmod(len(given[0]), len(known[0]))
+    return 0 if rest or not _same(first, second, rows) else rows
+
+
+def _same(first: Any, second: Any, rows: int) -> bool:
     if type(first) is not type(second):
         return False
     if isinstance(first, Tensor):
-        alike = (first.shape, first.dtype, first.device) == (second.shape, second.dtype, second.device)
-        return alike and torch.equal(first, second)
+        if not first.ndim:
+            return torch.equal(first, second)
+        several = (rows * len(first), *first.shape[1:])
+        alike = (several, first.dtype, first.device) == (second.shape, second.dtype, second.device)
+        return alike and torch.equal(first.expand(rows, *first.shape), second.reshape(rows, *first.shape))
     if isinstance(first, Mapping):
-        return first.keys() == second.keys() and all(_same(value, second[key]) for key, value in first.items())
+        return first.keys() == second.keys() and all(_same(value, second[key], rows) for key, value in first.items())
     if isinstance(first, list | tuple):
-        return len(first) == len(second) and all(itertools.starmap(_same, zip(first, second, strict=True)))
+        return len(first) == len(second) and all(_same(*both, rows) for both in zip(first, second, strict=True))
     return bool(first == second)

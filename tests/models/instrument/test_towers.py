@@ -64,7 +64,10 @@ def test_another_input_is_encoded() -> None:
         ((x,), {}),
         ((x + 1,), {}),
         ((x.double().float() * 2,), {"scale": 2.0}),
-        ((x.repeat(2, 1),), {}),
+        ((x.repeat(2, 1)[:3],), {}),
+        ((x[:1],), {}),
+        ((x[:0],), {}),
+        ((x[0],), {}),
         ((x,), {"scale": 2.0}),
     ]
     for args, kwargs in given:
@@ -72,6 +75,18 @@ def test_another_input_is_encoded() -> None:
             found = model.tower(*args, **kwargs)
         assert torch.equal(found["last"], model.tower.layers[0](args[0]) * kwargs.get("scale", 1.0))
     assert model.tower.calls == len(given)
+
+
+def test_rows_of_one_input_are_encoded_as_one() -> None:
+    model, towers = made()
+    x = torch.randn(2, 4)
+    for given in (x, x.repeat(3, 1), x, torch.cat([x, x + 1])):
+        with towers.active(itertools.count()):
+            found = model.tower(given)
+        assert torch.allclose(found["last"], model.tower.layers[0](given), atol=1e-6)
+        assert torch.equal(found["all"][0], given)
+        assert found["all"][1] is found["last"]
+    assert model.tower.calls == 2
 
 
 def test_two_calls_of_one_pass_are_told_apart() -> None:
