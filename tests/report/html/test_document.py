@@ -205,6 +205,20 @@ def test_the_contents_name_a_prediction_of_any_token() -> None:
     assert "\">':' at position 1</a>" in page.partition("</nav>")[0]
 
 
+@pytest.mark.parametrize(
+    ("kind", "unit"), [("token", "logits"), ("component", "of the vector"), ("log-probability", "nats")]
+)
+def test_parts_have_the_unit_of_what_was_attributed(kind: str, unit: str) -> None:
+    report = sample.attribute_report()
+    one = report.attribution[0]
+    one = one.model_copy(update={"target": one.target.model_copy(update={"kind": kind})})
+    page = page_of([(None, report.model_copy(update={"attribution": [one], "continuations": []}))])
+    text = page.partition("</main>")[0]
+    assert f"part ({unit})" in text
+    assert f">{unit}<" in text
+    assert (">logits</span>" in text) is (unit == "logits")
+
+
 def test_the_divergence_of_two_models_is_of_all_that_they_predict() -> None:
     """What a model answers in a conversation has a divergence of its own, `answers.kl`."""
     report = sample.lora_report()

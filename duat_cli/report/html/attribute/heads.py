@@ -14,7 +14,16 @@ from duat_cli.report.html.drawing.scales import Band, Linear
 from duat_cli.report.html.drawing.table import Head, Table, table_by, table_of
 from duat_cli.report.tables import numbers
 from duat_cli.report.tables.attribute import columns
-from duat_cli.report.tables.attribute.words import THROUGH_SCORES, called, leading_heads, lost, place_of, title, token
+from duat_cli.report.tables.attribute.words import (
+    THROUGH_SCORES,
+    called,
+    leading_heads,
+    lost,
+    place_of,
+    title,
+    token,
+    unit,
+)
 from duat_cli.report.tables.grid import on_page
 from duat_cli.report.tables.numbers import SIGNED
 from duat_cli.results.attribute import AttributeReport, Attribution, Flow, MeasuredParts, Move, RemovedPart
@@ -38,7 +47,7 @@ def heads(report: AttributeReport, number: int) -> Figure | None:
     found = [every[i] for i in places]
     plot = Plot(
         Axis("head (block.head)", Band([f"{h.block}.{h.head}" for h in found], most=_HEADS)),
-        Axis("part (logits)", Linear.over([v for h in found for v in (h.value, h.moved)])),
+        Axis(f"part ({unit(one)})", Linear.over([v for h in found for v in (h.value, h.moved)])),
         width=500,
         height=260,
     )
@@ -151,8 +160,8 @@ def measured(report: AttributeReport, number: int) -> Figure | None:
     every = [value for points in series for _, part, change in points for value in (part, change)]
     scale = Linear.over(every)
     plot = Plot(
-        Axis("frozen part (logits)", scale),
-        Axis(f"{called(one)} lost without it (logits)", scale),
+        Axis(f"frozen part ({unit(one)})", scale),
+        Axis(f"{called(one)} lost without it ({unit(one)})", scale),
         width=500,
         height=330,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 
 from duat_cli.report.html.attribute.heads import flows, heads, measured
 from duat_cli.report.html.attribute.tokens import blocks, coloured, continued, token_by_layer
@@ -11,7 +12,17 @@ from duat_cli.report.html.drawing.figure import Figure, Sheet, Tile, sheet_of, t
 from duat_cli.report.html.drawing.table import Head, table_by, table_of
 from duat_cli.report.tables import numbers
 from duat_cli.report.tables.attribute import columns
-from duat_cli.report.tables.attribute.words import NOT_CAUSAL, added, called, leading, place_of, title, token, verdict
+from duat_cli.report.tables.attribute.words import (
+    NOT_CAUSAL,
+    added,
+    called,
+    leading,
+    place_of,
+    title,
+    token,
+    unit,
+    verdict,
+)
 from duat_cli.report.tables.grid import Column, on_page
 from duat_cli.report.tables.numbers import SIGNED
 from duat_cli.results.attribute import AttributeReport, Attribution
@@ -26,15 +37,26 @@ def attribute_sheet(report: AttributeReport, beside: Sequence[AttributeReport]) 
     """The sheet: the first predictions as pictures, all in a table. beside: unused, as logits have no common scale."""
     drawn = _leading(report.attribution[:_SHOWN], _DRAWN, least=1)
     texts = _leading(report.attribution[drawn : drawn + _SHOWN], _COLOURED)
-    figures: list[Figure | None] = [continued(one, number) for number, one in enumerate(report.continuations[:_SHOWN])]
+    figures = list[Figure | None]()
     for number in range(drawn):
         figures += [coloured(report, number), token_by_layer(report, number), blocks(report, number)]
         figures += [heads(report, number), flows(report, number), measured(report, number), _inner(report, number)]
     figures += [coloured(report, number, whole=False) for number in range(drawn, drawn + texts)]
     figures += [_predictions(report, drawn, texts), _means(report)]
-    lists = [("How to read it", [NOT_CAUSAL]), ("Held fixed between the last block and the logits", report.held)]
+    figures = [_in(unit(report.attribution[0]), one) for one in figures if one is not None]
+    figures = [*map(continued, report.continuations[:_SHOWN], itertools.count()), *figures]
+    lists = [("How to read it", [NOT_CAUSAL]), ("Held fixed between the last block and the output", report.held)]
     said = verdict_of(verdict(report.certificate), exact=report.certificate.exact)
     return sheet_of(report, report.prompts, _tiles(report), lists, figures, said=said)
+
+
+def _in(unit: str, figure: Figure) -> Figure:
+    """The figure with that unit in its tables, where they say logits."""
+    tables = [
+        replace(table, heads=[replace(head, unit=unit) if head.unit == "logits" else head for head in table.heads])
+        for table in figure.tables
+    ]
+    return replace(figure, tables=tables)
 
 
 def _leading(predictions: Sequence[Attribution], room: int, least: int = 0) -> int:
@@ -47,7 +69,8 @@ def _tiles(report: AttributeReport) -> list[Tile]:
     columns = [Column(("certificate", "relative"), "certificate.residual", numbers.error)]
     if report.summary is not None:
         columns.append(Column(("predictions", ""), "summary.predictions", numbers.whole))
-        columns.append(Column((f"mean {called(report.attribution[0])}", "logits"), "summary.logit", numbers.plain))
+        one = report.attribution[0]
+        columns.append(Column((f"mean {called(one)}", unit(one)), "summary.logit", numbers.plain))
     return tiles_of(report, columns)
 
 

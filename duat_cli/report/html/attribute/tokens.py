@@ -21,6 +21,7 @@ from duat_cli.report.tables.attribute.words import (
     leading,
     title,
     token,
+    unit,
 )
 from duat_cli.report.tables.grid import on_page
 from duat_cli.report.tables.numbers import SIGNED
@@ -176,7 +177,7 @@ def blocks(report: AttributeReport, number: int) -> Figure:
     names = [str(block) for block in range(len(one.parts.static.blocks))]
     plot = Plot(
         Axis("block", Band(names, most=12)),
-        Axis("part (logits)", Linear.over([v for column in columns for v in column])),
+        Axis(f"part ({unit(one)})", Linear.over([v for column in columns for v in column])),
         width=500,
         height=260,
     )

@@ -48,7 +48,7 @@ def render_attribute(report: AttributeReport, page: Page) -> str:
         parts += [*_summary(report.summary, words.called(report.attribution[0]), page), BLANK]
     return page.render(
         *parts,
-        *facts.section("held fixed between the last block and the logits", report.held),
+        *facts.section("held fixed between the last block and the output", report.held),
         words.verdict(report.certificate),
         note(words.NOT_CAUSAL),
         *([note(words.BARE)] if any(words.is_bare(one) for one in report.attribution) else []),

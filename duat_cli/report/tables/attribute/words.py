@@ -23,6 +23,7 @@ THROUGH_SCORES = (
     "--measure with a larger number takes out more."
 )
 _WORDS = {"component": "value", "norm": "length", "log-probability": "linearised log-prob"}
+_UNITS = {"component": "of the vector", "norm": "of the vector", "log-probability": "nats"}
 
 
 def is_bare(one: Attribution) -> bool:
@@ -81,6 +82,11 @@ def verdict(certificate: AttributionCertificate) -> Text:
 def called(one: Attribution) -> str:
     """The word for a prediction's number."""
     return _WORDS.get(one.target.kind, "logit")
+
+
+def unit(one: Attribution) -> str:
+    """Unit of a prediction's number and of its parts."""
+    return _UNITS.get(one.target.kind, "logits")
 
 
 def lost(one: Attribution) -> str:
