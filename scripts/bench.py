@@ -21,8 +21,9 @@ criteria what duat's sets do to other text, against magnitude, activation x norm
          four rounds; --write puts the tables into configs/docs/pruning.md; a quarter of an hour, only when named
 ranks    how well duat's prediction and other criteria rank terms by their measured damage, on the demo and MiniLM;
          --write puts the table into configs/docs/pruning.md; a quarter of an hour, only when named
-prune    responses of all neurons and heads of all-MiniLM-L6-v2 against ablating each, its memory at 1B parameters, and
-         whole runs on the demo and a 135M shape against the time they may take on two cores
+prune    responses of all neurons and heads of all-MiniLM-L6-v2 against ablating each, its memory at 1B parameters, an
+         ablation under a picture against a plain pass, and whole runs on the demo and a 135M shape against the time
+         they may take on two cores
 gpu      `inspect` of an 8B shape on a GPU against one plain forward pass, its GPU memory, planned and used, and a 70B
          shape through 8 GB of it; only when named (23 GB in the temporary folder)
 process  `duat --help` and `duat inspect` as processes, against imports

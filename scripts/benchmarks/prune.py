@@ -94,8 +94,40 @@ def prune(runs: int) -> list[Row]:
             "GiB",
         ),
         Row("the same, time", large["seconds"], "s"),
+        _with_picture(runs),
         *commands(),
     ]
+
+
+def _with_picture(runs: int) -> Row:
+    """An FFN of the middle block of the shape of SmolVLM-256M (93M of it read pictures), under a picture and a text."""
+    import torch
+    from transformers import Idefics3Config, Idefics3ForConditionalGeneration, Idefics3VisionConfig, LlamaConfig
+
+    from duat_cli.analysis.prune.terms.ablation import Ablator
+    from duat_cli.analysis.prune.terms.damage import metric_for
+    from duat_cli.models.discovery.structure import discover
+    from duat_cli.models.terms.sites import TermId, find_sites
+
+    eye = Idefics3VisionConfig(
+        hidden_size=768, intermediate_size=3072, num_hidden_layers=12, num_attention_heads=12, image_size=512,
+        patch_size=16,
+    )  # fmt: skip
+    text = LlamaConfig(
+        vocab_size=49280, hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9,
+        num_key_value_heads=3, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    config = Idefics3Config(vision_config=eye, text_config=text, image_token_id=7, scale_factor=4)
+    model = Idefics3ForConditionalGeneration._from_config(config).eval().requires_grad_(False)
+    ids = torch.cat([torch.full((64,), 7), torch.arange(100, 132)])[None]
+    given = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "pixel_values": torch.randn(1, 1, 3, 512, 512)}
+    structure = discover(model, given)
+    ablator = Ablator(structure, find_sites(structure, given), metric_for("kl", model, structure))
+    recorded, gone = ablator.record(given), ablator.removals([TermId("ffn", 15, 0)])
+    plain, ablation = interleaved(
+        [torch.no_grad()(lambda: model(**given)), lambda: ablator.damage(recorded, given, gone)], runs
+    )
+    return Row("ablating an FFN of SmolVLM-256M's shape under a picture", ablation / plain, "x a plain pass", "<= 0.3")
 
 
 COMMANDS = (("demo", "default", 20), ("135M", "quick", 120), ("135M", "default", 480))  # and seconds, on two cores
