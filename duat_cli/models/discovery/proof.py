@@ -312,12 +312,20 @@ def _fault_of(run: BlockRun) -> tuple[str | None, tuple[nn.Module, ...]]:
         (relative_error(at_one + at_two - at_0, at_both), f"{AFFINE} {IN_UNITS} ({{:.1e}})"),
         (relative_error(whole, run.output), "its replay does not give its own output (relative error {:.1e})"),
     ]
-    fault = next((_said(says, error, x.dtype) for error, says in found if not error <= tolerance_for(x.dtype)), None)
+    dtype = _narrowest(run)
+    fault = next((_said(says, error, dtype) for error, says in found if not error <= tolerance_for(dtype)), None)
     if fault is None and run.parts.batched:
         alone = torch.cat([run.replay(r).end, run.replay(x, own).end])
         error = relative_error(torch.cat([at_r, whole]), alone)
         fault = None if error <= rounding(x.dtype) else f"items that share a replay are not as each alone ({error:.1e})"
     return fault, ()
+
+
+def _narrowest(run: BlockRun) -> torch.dtype:
+    """The dtype of the stream or of the block's weights, whichever rounds more: a stream may be kept in float32 between
+    blocks that compute in half precision."""
+    weights = {one.dtype for one in run.parts.module.parameters() if one.is_floating_point() and one.itemsize > 1}
+    return max(run.input.dtype, *weights, key=lambda one: torch.finfo(one).eps)
 
 
 def _said(says: str, error: float, dtype: torch.dtype) -> str:

@@ -1,4 +1,5 @@
-"""Squashing functions inside attention: those that multiply are held as gates, those that add are refused."""
+"""Squashing functions inside attention: those that multiply are held as gates, those that add are refused. How far a
+block in half precision may be off."""
 
 from __future__ import annotations
 
@@ -10,7 +11,10 @@ from torch import Tensor, nn
 
 import duat_cli as duat
 from duat_cli.errors import UnsupportedModelError
+from duat_cli.models.discovery.modality import probe_ids
+from duat_cli.models.discovery.structure import discover, run_stack
 from duat_cli.models.value_path.factors import operator_of
+from duat_cli.zoo.tiny import tiny_model
 
 
 class Gated(Attention):
@@ -117,3 +121,15 @@ def test_a_gate_on_values_with_a_bias_is_held(attention: type[Attention]) -> Non
 def test_what_adds_is_no_gate(attention: type[Attention]) -> None:
     with pytest.raises(UnsupportedModelError, match="adds to the stream; it gates nothing"):
         duat.verify(own(block_with(attention)), prompts=PROMPTS)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_stream_in_float32_between_blocks_in_half_precision_is_as_exact_as_those(dtype: torch.dtype) -> None:
+    """ZAYA keeps the sum of its stream in float32; its blocks round as their weights do."""
+    structure = discover(tiny_model("zaya").to(dtype))
+    first = structure.blocks[0].parts.module
+    assert {one.dtype for one in first.parameters()} == {dtype}
+    seen = list[torch.dtype]()
+    first.register_forward_pre_hook(lambda _m, args: seen.append(args[0].dtype))
+    run_stack(structure.stack, probe_ids(structure.stack, 9))
+    assert seen == [torch.float32]
