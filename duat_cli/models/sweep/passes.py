@@ -145,7 +145,8 @@ class BlockPass:
             modules = self._blocks.elements()
             for module in modules:
                 stack.enter_context(patched(module, self._numbered))
-            if isinstance(self._blocks, ModelStructure):
+            if self._weights is None and isinstance(self._blocks, ModelStructure):
+                # of passes side by side, one that knows its tower's output would run ahead of the others
                 stack.enter_context(self._blocks.towers.active(self._towers))
             if self._weights is not None and self._number < self._start:
                 stack.enter_context(self._passing(self._weights, set(modules)))
