@@ -16,7 +16,8 @@ from duat_cli.statistics.binomial import allowed, choose_nested, log_tail, promp
 
 
 def exact_tail(k: int, n: int, share: Fraction) -> Fraction:
-    return sum((math.comb(n, i) * share**i * (1 - share) ** (n - i) for i in range(k + 1)), Fraction(0))
+    a, b = share.numerator, share.denominator
+    return Fraction(sum(math.comb(n, i) * a**i * (b - a) ** (n - i) for i in range(k + 1)), b**n)
 
 
 # From tables of one-sided limits (beta quantiles).
