@@ -96,12 +96,9 @@ def false_statements(damage: Tensor, choose: object) -> float:
     generator = torch.Generator().manual_seed(1)
     above = damage > BUDGET
     truth = above.double().mean(dim=1)
-    wrong = 0
-    for _ in range(SPLITS):
-        held_out = torch.randint(damage.shape[1], (PROMPTS,), generator=generator)
-        chosen = choose(above[:, held_out].sum(dim=1).tolist())  # type: ignore[operator]
-        wrong += chosen is not None and bool(truth[chosen] > SHARE)
-    return wrong / SPLITS
+    held_out = torch.randint(damage.shape[1], (SPLITS, PROMPTS), generator=generator)
+    chosen = [choose(counts) for counts in above[:, held_out].sum(dim=2).T.tolist()]  # type: ignore[operator]
+    return sum(one is not None and bool(truth[one] > SHARE) for one in chosen) / SPLITS
 
 
 def in_order(counts: list[int]) -> int | None:
