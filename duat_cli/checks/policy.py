@@ -6,6 +6,7 @@ a pyproject.toml, overrides the shipped policy that it extends, which overrides 
 
 from __future__ import annotations
 
+import functools
 import importlib.resources
 import tomllib
 from collections.abc import Iterator
@@ -150,6 +151,7 @@ def _chain(top: Layer) -> Policy:
     return Policy(tuple(layers))
 
 
+@functools.cache
 def _shipped(name: str) -> Layer:
     raw = (importlib.resources.files("duat_cli.configs") / "policies" / f"{name}.toml").read_bytes()
     source = f"policy {name}"
@@ -280,4 +282,6 @@ def select(pattern: str, names: Any) -> list[str]:
     """The names that a pattern, which may have `*`, matches."""
     from fnmatch import fnmatchcase
 
+    if not set(pattern) & set("*?["):
+        return [pattern] if pattern in names else []
     return [name for name in names if fnmatchcase(name, pattern)] if len(pattern) < 200 else []

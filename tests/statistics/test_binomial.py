@@ -16,7 +16,8 @@ from duat_cli.statistics.binomial import allowed, choose_nested, log_tail, promp
 
 
 def exact_tail(k: int, n: int, share: Fraction) -> Fraction:
-    return sum((math.comb(n, i) * share**i * (1 - share) ** (n - i) for i in range(k + 1)), Fraction(0))
+    a, b = share.numerator, share.denominator
+    return Fraction(sum(math.comb(n, i) * a**i * (b - a) ** (n - i) for i in range(k + 1)), b**n)
 
 
 # From tables of one-sided limits (beta quantiles).
@@ -95,12 +96,9 @@ def false_statements(damage: Tensor, choose: object) -> float:
     generator = torch.Generator().manual_seed(1)
     above = damage > BUDGET
     truth = above.double().mean(dim=1)
-    wrong = 0
-    for _ in range(SPLITS):
-        held_out = torch.randint(damage.shape[1], (PROMPTS,), generator=generator)
-        chosen = choose(above[:, held_out].sum(dim=1).tolist())  # type: ignore[operator]
-        wrong += chosen is not None and bool(truth[chosen] > SHARE)
-    return wrong / SPLITS
+    held_out = torch.randint(damage.shape[1], (SPLITS, PROMPTS), generator=generator)
+    chosen = [choose(counts) for counts in above[:, held_out].sum(dim=2).T.tolist()]  # type: ignore[operator]
+    return sum(one is not None and bool(truth[one] > SHARE) for one in chosen) / SPLITS
 
 
 def in_order(counts: list[int]) -> int | None:

@@ -23,18 +23,19 @@ class Locator:
         self._folder, self._tensors = evidence.files.path, evidence.files.tensors
         self._baseline, self._base = baseline, base
         self._entries, self._lines = functools.cache(lines_of), functools.cache(_lines)
+        self._relative = functools.cache(_relative)  # hundreds of outcomes are about a few files
 
     def __call__(self, key: tuple[str, str] | None, where: str | None) -> Location:
         if key is None or key[0] == self._base:
             named = "" if where is None or where in self._tensors else where.partition(".")[0].removesuffix("_config")
             about = self._folder / _FILES.get(named, "config.json")
-            return Location(file=_relative(about if about.is_file() else self._folder / "config.json"), line=1)
+            return Location(file=self._relative(about if about.is_file() else self._folder / "config.json"), line=1)
         file, name = key
         if file == self._baseline:
             line = self._entries(expanded(file)).get(name, 1)
         else:
             line = next((number for number, text in enumerate(self._lines(file), 1) if name in text), 1)
-        return Location(file=_relative(Path(file)), line=line)
+        return Location(file=self._relative(Path(file)), line=line)
 
 
 def _lines(file: str) -> list[str]:

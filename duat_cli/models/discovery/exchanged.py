@@ -92,6 +92,8 @@ def _keeps(operation: Any, args: Any, kwargs: Any) -> bool:
 def _require_same_exchange(stack: nn.Module, given: Mapping[str, Any]) -> None:
     """Runs the model as it was loaded up to its first block, if a pass has exchanged modules of it. Raises
     UnsupportedModelError if this input does not exchange the same ones."""
+    if not _as_loaded:
+        return
     loaded = {module: _as_loaded[module] for module in stack.modules() if module in _as_loaded}
     if not loaded:
         return

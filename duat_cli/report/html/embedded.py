@@ -85,13 +85,18 @@ def cut_to(document: dict[str, Any], limit: int) -> tuple[dict[str, Any], list[s
     found: list[str] = []
     document = json.loads(json.dumps(document))
     while (size := _size(document)) > limit:
-        sizes = _sizes(document)
+        lists = list(_lists(document, ""))
+        sizes: dict[str, int] = {}
+        for path, _, _, value in lists:
+            sizes[path] = sizes.get(path, 0) + _size(value)
         if not sizes:
             break
         enough = {path: bytes for path, bytes in sizes.items() if size - bytes <= limit}
         chosen = min(enough, key=lambda p: enough[p]) if enough else max(sizes, key=lambda p: (p.count("[]"), sizes[p]))
         found.append(f"{chosen} ({numbers.size(sizes[chosen])})")
-        _empty(document, chosen)
+        for path, owner, key, _ in lists:
+            if path == chosen:
+                owner[key] = []
     return document, found
 
 
@@ -99,28 +104,17 @@ def _size(value: object) -> int:
     return len(json.dumps(value, separators=(",", ":")))
 
 
-def _sizes(document: dict[str, Any]) -> dict[str, int]:
-    """Bytes of all lists at each path, such as 'blocks[].prompts', without empty lists."""
-    found: dict[str, int] = {}
-    for path, _, _, value in _lists(document, ""):
-        found[path] = found.get(path, 0) + _size(value)
-    return found
-
-
-def _lists(value: object, path: str) -> Iterator[tuple[str, Any, Any, list[Any]]]:
-    """(path, owner, key in the owner, list) of every list that is a value of an object and not empty."""
+def _lists(value: dict[str, Any] | list[Any], path: str) -> Iterator[tuple[str, dict[str, Any], str, list[Any]]]:
+    """(path, owner, key in the owner, list) of every list that is a value of an object and not empty. A path is such as
+    'blocks[].prompts'."""
     if isinstance(value, dict):
         for key, inner in value.items():
-            here = f"{path}.{key}".lstrip(".")
-            if isinstance(inner, list) and inner:
-                yield here, value, key, inner
-            yield from _lists(inner, here)
-    elif isinstance(value, list):
+            if isinstance(inner, dict | list):
+                here = f"{path}.{key}".lstrip(".")
+                if isinstance(inner, list) and inner:
+                    yield here, value, key, inner
+                yield from _lists(inner, here)
+    else:
         for inner in value:
-            yield from _lists(inner, f"{path}[]")
-
-
-def _empty(document: dict[str, Any], path: str) -> None:
-    for found, owner, key, _ in list(_lists(document, "")):
-        if found == path:
-            owner[key] = []
+            if isinstance(inner, dict | list):
+                yield from _lists(inner, f"{path}[]")

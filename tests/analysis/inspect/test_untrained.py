@@ -25,6 +25,7 @@ from helpers import (
     naive_coupling_numbers,
     quiet,
     single_model,
+    two_single,
     weighted_coupling_of,
 )
 
@@ -52,7 +53,7 @@ def alone(model: Any) -> Processes:
 
 
 def of(model: Any, counts: list[int], cache: bool = False) -> Untrained:
-    return untrained(as_loaded(model), 3, counts, THRESHOLD, cache=cache, processes=alone(model))
+    return untrained(as_loaded(model), 2, counts, THRESHOLD, cache=cache, processes=alone(model))
 
 
 def known(null: NullStats | str) -> NullStats:
@@ -78,7 +79,8 @@ DENSE = {name: (None, WIRINGS[name]) for name in ("llama", "gpt2", "bert", "gemm
 def test_every_number_is_that_of_the_dense_operator_of_a_model_built_anew(model_type: str) -> None:
     """Built by hand from the config with the same seed, W' by automatic differentiation in float64; also of one stack
     of several, and of blocks between which the model changes the stream."""
-    model, (chain, wiring) = single_model(model_type), DENSE[model_type]
+    chain, wiring = DENSE[model_type]
+    model = two_single(model_type) if chain is None else single_model(model_type)
     calls = discover(model, chain=chain, factors=False).calls
     last = {block: index for index, block in enumerate(calls)}  # Dory runs two of its blocks twice
     trained = dataclasses.replace(as_loaded(model), chain=chain)
@@ -109,14 +111,14 @@ def test_every_number_is_that_of_the_dense_operator_of_a_model_built_anew(model_
 
 def test_an_untrained_model_is_its_own_null_nearly() -> None:
     """GPT-2 without training: blocks all alike, one head in effect, whatever the number of heads."""
-    model = reinitialised(single_model("gpt2"))
+    model = reinitialised(two_single("gpt2"))
     null = known(at(of(model, [9]), 0, 9))
     assert null.operator.block_correlation > 0.98
     assert null.operator.effective_heads < 1.2
 
 
 def test_ids_are_ordinary_and_the_shorter_ones_begin_the_longer() -> None:
-    config = single_model("llama").config
+    config = two_single("llama").config
     config.eos_token_id = [11, 12]
     ids = random_ids(config, 500)
     assert ids.shape == (1, 500)
@@ -132,8 +134,8 @@ def test_no_generator_notices() -> None:
     expected = (torch.rand(3), random.random(), np.random.rand())
     for generator in (torch.manual_seed, random.seed, np.random.seed):
         generator(5)
-    first = reinitialised(single_model("llama"))
-    model = single_model("llama")
+    first = reinitialised(two_single("llama"))
+    model = two_single("llama")
     for generator in (torch.manual_seed, random.seed, np.random.seed):
         generator(5)
     second = reinitialised(model)
@@ -148,7 +150,7 @@ def test_no_generator_notices() -> None:
 
 
 def test_the_trained_model_is_left_alone() -> None:
-    model = single_model("llama")
+    model = two_single("llama")
     before, config = [p.clone() for p in model.parameters()], model.config.to_json_string(use_diff=False)
     of(model, [5])
     assert all(map(torch.equal, before, model.parameters()))
@@ -164,7 +166,7 @@ def test_every_count_of_tokens_is_run_once_and_no_other_stands_in(monkeypatch: p
         return own(self, tokens)
 
     monkeypatch.setattr(untrained_module._Runs, "numbers", numbers)
-    nulls = of(single_model("llama"), [*range(1, 21), 5, 5])
+    nulls = of(two_single("llama"), [*range(1, 21), 5, 5])
     assert ran == [*range(1, 21)]
     for tokens in (2, 7, 20):
         assert known(at(nulls, 1, tokens)).density.structural == pytest.approx((tokens + 1) / (2 * tokens))
@@ -227,47 +229,59 @@ def test_unasked_it_is_null_with_its_reason_and_costs_nothing(
 
 
 def test_the_cache_changes_no_number_and_saves_the_model(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = single_model("llama")
+    model = two_single("llama")
     without = of(model, [5, 8])
     assert not cache.exists()
     cold = of(model, [5, 8], cache=True)
     assert len(list(cache.iterdir())) == 2
     monkeypatch.setattr(untrained_module, "reinitialised", lambda model: pytest.fail("built again"))
     warm = of(model, [8, 5], cache=True)
-    for index in range(3):
+    for index in range(2):
         for tokens in (5, 8):
             assert at(without, index, tokens) == at(cold, index, tokens) == at(warm, index, tokens)
 
 
-def test_what_another_version_kept_without_a_statistic_is_made_anew(cache: Path) -> None:
-    model = single_model("llama")
-    cold = of(model, [5], cache=True)
-    [file] = cache.iterdir()
-    sound = file.read_text()
-    older = json.loads(sound)
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[NullStats | str]]:
+    """The file of the null of a llama, of 5 tokens, and its numbers."""
+    folder = tmp_path_factory.mktemp("kept")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DUAT_CACHE", str(folder))
+        found = of(two_single("llama"), [5], cache=True)
+    [file] = folder.iterdir()
+    return file, [at(found, block, 5) for block in range(2)]
+
+
+def assert_made_anew(content: str, kept: tuple[Path, list[NullStats | str]], cache: Path) -> None:
+    sound, numbers = kept
+    cache.mkdir()
+    file = cache / sound.name
+    file.write_text(content)
+    found = of(two_single("llama"), [5], cache=True)
+    assert [at(found, block, 5) for block in range(2)] == numbers
+    assert file.read_text() == sound.read_text()
+    assert list(cache.iterdir()) == [file]
+
+
+def test_what_another_version_kept_without_a_statistic_is_made_anew(
+    kept: tuple[Path, list[NullStats | str]], cache: Path
+) -> None:
+    older = json.loads(kept[0].read_text())
     del older["document"][1]["coupling"]["mean_distance"]
-    file.write_text(json.dumps(older))
-    assert at(of(model, [5], cache=True), 1, 5) == at(cold, 1, 5)
-    assert file.read_text() == sound
+    assert_made_anew(json.dumps(older), kept, cache)
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"key": 1, "document": []}', "[" * 100_000])
-def test_a_broken_file_is_made_anew(cache: Path, content: str) -> None:
-    model = single_model("llama")
-    cold = of(model, [5], cache=True)
-    [file] = cache.iterdir()
-    sound = file.read_text()
-    file.write_text(content)
-    assert at(of(model, [5], cache=True), 0, 5) == at(cold, 0, 5)
-    assert file.read_text() == sound
+def test_a_broken_file_is_made_anew(content: str, kept: tuple[Path, list[NullStats | str]], cache: Path) -> None:
+    assert_made_anew(content, kept, cache)
 
 
 def test_another_config_dtype_count_or_threshold_is_another_file(cache: Path) -> None:
-    model = single_model("llama")
+    model = two_single("llama")
     of(model, [5], cache=True)
-    untrained(as_loaded(model), 3, [5], 0.1, cache=True, processes=alone(model))
-    of(single_model("llama").double(), [5], cache=True)
-    other = single_model("llama")
+    untrained(as_loaded(model), 2, [5], 0.1, cache=True, processes=alone(model))
+    of(two_single("llama").double(), [5], cache=True)
+    other = two_single("llama")
     other.config.rms_norm_eps = 0.25
     of(other, [5], cache=True)
     assert len(list(cache.iterdir())) == 4
@@ -285,7 +299,7 @@ def absent(model: Any) -> str:
 def test_a_second_model_that_does_not_fit_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(untrained_module, "available_memory", lambda: 1000.0)
     monkeypatch.setattr(untrained_module, "reinitialised", lambda model: pytest.fail("built"))
-    assert "a second model needs" in absent(single_model("llama"))
+    assert "a second model needs" in absent(two_single("llama"))
 
 
 def test_a_class_that_cannot_be_built_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -293,7 +307,7 @@ def test_a_class_that_cannot_be_built_is_a_reason(monkeypatch: pytest.MonkeyPatc
         raise TypeError("it takes two arguments")
 
     monkeypatch.setattr(untrained_module, "reinitialised", refuse)
-    assert "LlamaForCausalLM cannot be built from its config: TypeError: it takes two" in absent(single_model("llama"))
+    assert "LlamaForCausalLM cannot be built from its config: TypeError: it takes two" in absent(two_single("llama"))
 
 
 def test_a_fresh_model_that_is_not_understood_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -301,7 +315,7 @@ def test_a_fresh_model_that_is_not_understood_is_a_reason(monkeypatch: pytest.Mo
         raise UnsupportedModelError("its blocks were not found")
 
     monkeypatch.setattr(untrained_module, "discover", refuse)
-    assert "its blocks were not found" in absent(single_model("llama"))
+    assert "its blocks were not found" in absent(two_single("llama"))
 
 
 def test_a_fresh_model_that_is_not_exact_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -312,7 +326,7 @@ def test_a_fresh_model_that_is_not_exact_is_a_reason(monkeypatch: pytest.MonkeyP
         return dataclasses.replace(step, each=[dataclasses.replace(step.terms, error=1.0)])
 
     monkeypatch.setattr(untrained_module.Decomposition, "advance", advance)
-    assert "not exact" in absent(single_model("llama"))
+    assert "not exact" in absent(two_single("llama"))
 
 
 def test_a_report_stands_without_it(checkpoint: Path, prompts: Encoded, monkeypatch: pytest.MonkeyPatch) -> None:

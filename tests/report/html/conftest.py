@@ -12,6 +12,7 @@ import pytest
 FLAGS = [
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
+    "--process-per-site",
 ]  # fmt: skip
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 

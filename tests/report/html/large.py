@@ -157,6 +157,11 @@ def large(name: str) -> Result:
     return MODELS[document["command"]].model_validate(document)
 
 
+@functools.cache
+def _bounded(path: str) -> bool:
+    return re.search("tolerance|share|exceed|high|low", path) is not None
+
+
 def _grown(value: Any, lists: Lists, draw: random.Random, path: str) -> Any:
     """The JSON with its lists made long; a number becomes one of the same sign and size with 17 digits."""
     if isinstance(value, dict):
@@ -167,6 +172,6 @@ def _grown(value: Any, lists: Lists, draw: random.Random, path: str) -> Any:
         for i, entry in enumerate(entries if numbers else ()):
             entry.update({key: make(i) for key, make in numbers.items()})
         return entries
-    if isinstance(value, float) and not re.search("tolerance|share|exceed|high|low", path):
+    if isinstance(value, float) and not _bounded(path):
         return value * draw.uniform(0.7, 1.0)
     return value

@@ -84,12 +84,11 @@ TOUCHING = """() => [...document.querySelectorAll(".across")].flatMap((axis) => 
 class Seen:
     """A page in the browser, and everything that it asked for or said."""
 
-    def __init__(self, browser: Any, file: Path, width: int, scheme: str) -> None:
-        self.name, self.mode = "", (width, scheme)
+    def __init__(self, window: Any, file: Path) -> None:
+        self.name, self.mode = "", MODES[0]
         self.said: list[str] = []
         self.asked: list[str] = []
-        self.context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
-        self.page = self.context.new_page()
+        self.page = window.new_page()
         self.page.on("console", lambda message: self.said.append(message.text))
         self.page.on("pageerror", lambda error: self.said.append(str(error)))
         self.page.on("request", lambda request: self.asked.append(request.url))
@@ -101,15 +100,25 @@ class Seen:
 ONE_MODE = [(name, *MODES[0]) for name in REPORTS]  # of what neither width nor colour changes
 
 
+def window(browser: Any, width: int, scheme: str) -> Any:
+    return browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+
+
+@pytest.fixture(scope="module")
+def windows(browser: Any) -> dict[tuple[int, str], Any]:
+    """One for each mode: pages of the same window share a process."""
+    return {mode: window(browser, *mode) for mode in MODES}
+
+
 @pytest.fixture(scope="module", params=[(name, *mode) for name in REPORTS for mode in MODES], ids=str)
-def seen(request: Any, browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
-    name, width, scheme = request.param
+def seen(request: Any, windows: dict[tuple[int, str], Any], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
+    name, *mode = request.param
     file = tmp_path_factory.mktemp("page") / "report.html"
     file.write_text(html(name), encoding="utf-8")
-    found = Seen(browser, file, width, scheme)
-    found.name = name
+    found = Seen(windows[tuple(mode)], file)
+    found.name, found.mode = name, tuple(mode)
     yield found
-    found.context.close()
+    found.page.close()
 
 
 def opened(seen: Seen) -> Any:
@@ -319,9 +328,9 @@ def test_a_wrong_number_is_seen(printed: str, value: Any, factor: float) -> None
 def inspected(browser: Any, tmp_path: Path) -> Iterator[Any]:
     file = tmp_path / "report.html"
     file.write_text(html("inspect"), encoding="utf-8")
-    seen = Seen(browser, file, 1440, "light")
-    yield seen.page
-    seen.context.close()
+    own = window(browser, *MODES[0])
+    yield Seen(own, file).page
+    own.close()
 
 
 def test_the_map_is_read_by_keyboard(inspected: Any) -> None:
