@@ -32,6 +32,7 @@ from short_demo import short_adapter, short_demo
 from transformers import T5Config, T5ForConditionalGeneration, ViTImageProcessor, WhisperFeatureExtractor
 
 import duat_cli
+from duat_cli.analysis.plan.task import EFFORTS, Spent
 from duat_cli.analysis.prune.sets import worth
 from duat_cli.checks.rules.adapter import LEVELS
 from duat_cli.cli.main import app, run
@@ -41,12 +42,12 @@ from duat_cli.explain.find import explain
 from duat_cli.loading import prompts
 from duat_cli.loading.checkpoint.source import demo_path
 from duat_cli.loading.texts import PromptText
-from duat_cli.zoo.tiny import tiny_model
+from duat_cli.zoo.tiny import tiny_config, tiny_model
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "configs" / "docs").glob("*.md"))]
 NOT_RUN = ("bash scripts/", "python scripts/")  # they install, run these very tests, measure or train
-BLOCKS = 3  # the demo's first: the pages remove one within a budget
+BLOCKS = 2  # the demo's first; the pages remove one within a budget
 README_BYTES = 12_000
 DONE: dict[tuple[str, ...], tuple[int, str]] = {}
 CODE_WIDTH = 78  # `duat explain` indents code by two, on pages of 80 columns
@@ -138,32 +139,36 @@ def _faults_of_mention(text: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """base, tuned (the adapter merged), adapter and other-adapter, all of the first blocks of the demo."""
+    """base, whose last block does little, tuned, adapter and other-adapter, all of the first blocks of the demo."""
     folder = tmp_path_factory.mktemp("models")
     for name in ("base", "tuned"):
-        short_demo(folder / name, BLOCKS)
+        _scaled(short_demo(folder / name, BLOCKS), ("layers.1.self_attn.o_proj", "layers.1.mlp.down_proj"), 0.1)
     for name in ("adapter", "other-adapter"):
         short_adapter(folder / name, BLOCKS)
-    weights = load_file(folder / "tuned" / "model.safetensors")
-    name = "model.layers.1.mlp.down_proj.weight"
-    save_file({**weights, name: weights[name] * 1.25}, folder / "tuned" / "model.safetensors", {"format": "pt"})
+    _scaled(folder / "tuned", ("layers.1.mlp.down_proj",), 1.25)
     _models_of_images_and_sound(folder)
     _an_encoder_decoder(folder / "t5")
     shutil.copytree(folder / "base", folder / "instruct")
     (folder / "instruct" / "chat_template.jinja").write_text(CHAT_TEMPLATE, encoding="utf-8")
-    levels = tiny_model("hrm_text")
-    levels.config.vocab_size = 264
-    type(levels)(levels.config).save_pretrained(folder / "hrm")
+    small = {"vocab_size": 264, "num_layers_per_stack": 1, "L_cycles": 1}  # each of its blocks runs twice
+    levels = type(tiny_model("hrm_text"))
+    levels(levels.config_class(**{**tiny_config("hrm_text").to_dict(), **small})).save_pretrained(folder / "hrm")
     bad_checkpoints.tokenizer(folder / "hrm")
     other = load_file(folder / "other-adapter" / "adapter_model.safetensors")
     save_file({n: t * 0.5 for n, t in other.items()}, folder / "other-adapter" / "adapter_model.safetensors")
     return folder
 
 
+def _scaled(folder: Path, names: tuple[str, ...], factor: float) -> None:
+    file = folder / "model.safetensors"
+    weights = {n: w * factor if any(part in n for part in names) else w for n, w in load_file(file).items()}
+    save_file(weights, file, {"format": "pt"})
+
+
 def _an_encoder_decoder(folder: Path) -> None:
     config = T5Config(
-        vocab_size=264, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, decoder_start_token_id=259,
-        pad_token_id=259, eos_token_id=257,
+        vocab_size=264, d_model=32, d_kv=8, d_ff=48, num_layers=1, num_decoder_layers=2, num_heads=4,
+        decoder_start_token_id=259, pad_token_id=259, eos_token_id=257,
     )  # fmt: skip
     T5ForConditionalGeneration(config).save_pretrained(folder)
     bad_checkpoints.tokenizer(folder)
@@ -223,6 +228,7 @@ def call(
     monkeypatch.setattr(libraries, "calm", lambda talk: None)  # it would silence the tests that come after
     monkeypatch.setattr(talk, "_given_tokens", set())
     monkeypatch.setattr(worth, "RUNS", 1)  # of a written checkpoint, for its time
+    monkeypatch.setitem(EFFORTS, "default", Spent(probes=4, measure=4, points=3, tested=3))
     bundled = prompts._bundled
     kept = {prompts.DEFAULT_SET: 2, prompts.HOLDOUT_SET: 31}  # a guarantee needs 29
 

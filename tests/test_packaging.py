@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from children import PATIENCE
+from short_demo import short_demo
 
 import duat_cli
 
@@ -42,7 +43,7 @@ def installed(folder: Path) -> Path:
     python = next((folder / "venv").glob("*/python"))
     [packages] = (folder / "venv").glob("**/site-packages")
     [wheel] = wheels.iterdir()
-    done = called([*pip, "--python", str(python), "install", "--no-deps", str(wheel)], folder)
+    done = called([*pip, "--python", str(python), "install", "--no-deps", "--no-compile", str(wheel)], folder)
     assert done.returncode == 0, done.stderr
     theirs = [path for path in sys.path if path.endswith("site-packages")]  # an editable install there is not followed
     (packages / "libraries.pth").write_text("\n".join(theirs), encoding="utf-8")
@@ -58,17 +59,18 @@ def called(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]
     )
 
 
-SHORT = ["--prompt", "def main(argv):"]
+PROMPT = ["--prompt", "def main(argv):"]
+SHORT = ["short", *PROMPT]  # a model of two blocks; others read the one in the wheel
 COMMANDS = {
-    "inspect": ["--null", "uniform", *SHORT, "--out", "kept"],
+    "inspect": [*SHORT, "--null", "uniform", "--out", "kept"],
     "attribute": SHORT,
     "matrix": SHORT,
     "compare": [*SHORT, "--prompt", "def f(x):"],
-    "prune-bound": ["--granularity", "block", "--probes", "2", "--measure", "1", *SHORT],
+    "prune-bound": [*SHORT, "--granularity", "block", "--probes", "2", "--measure", "1"],
     "lora-diff": ["--lint"],
-    "check": ["--policy", "strict", *SHORT],
+    "check": [*SHORT, "--policy", "strict"],
     "report": ["inspect.json"],
-    "verify": SHORT,
+    "verify": PROMPT,
     "support": [],
     "plan": [],
     "explain": ["reading"],
@@ -91,6 +93,7 @@ print(json.dumps([duat_cli.__file__, sorted(names), codes]))
 @pytest.mark.slow
 def test_a_wheel_runs_every_command_without_the_sources(tmp_path: Path) -> None:
     python = installed(tmp_path)
+    short_demo(tmp_path / "short")
     version = called([str(python.parent / "duat"), "--version"], tmp_path)
     assert version.stdout.startswith(f"duat {duat_cli.__version__}\n"), version.stderr
     done = called([str(python), "-c", EVERY, json.dumps(COMMANDS)], tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib.util
 import subprocess
 import sys
@@ -28,14 +29,9 @@ BY_NAME = {"getattr", "hasattr", "setattr", "delattr"}
 
 def faults(source: str) -> list[str]:
     """Uses of private or unstable names of other libraries."""
-    tree = ast.parse(source)
-    own, foreign = _own_names(tree), _imported(tree)
-    return [
-        f"line {line}: {name}"
-        for node in ast.walk(tree)
-        for line, name in _found(node, own, foreign)
-        if name is not None
-    ]
+    nodes = list(ast.walk(ast.parse(source)))
+    own, foreign = _own_names(nodes), _imported(nodes)
+    return [f"line {line}: {name}" for node in nodes for line, name in _found(node, own, foreign) if name is not None]
 
 
 def _found(node: ast.AST, own: set[str], foreign: dict[str, str]) -> Iterator[tuple[int, str | None]]:
@@ -62,10 +58,10 @@ def _is_private(name: str) -> bool:
     return name.startswith("_") and not name.startswith("__")
 
 
-def _own_names(tree: ast.Module) -> set[str]:
+def _own_names(nodes: list[ast.AST]) -> set[str]:
     """Names that the file itself defines: functions, classes, variables, fields, attributes of self and cls."""
     found = set()
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             found.add(node.name)
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
@@ -75,10 +71,10 @@ def _own_names(tree: ast.Module) -> set[str]:
     return found
 
 
-def _imported(tree: ast.Module) -> dict[str, str]:
+def _imported(nodes: list[ast.AST]) -> dict[str, str]:
     """Name in the file -> the module it stands for."""
     found = {}
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Import):
             found |= {a.asname: a.name for a in node.names if a.asname}
             found |= {top: top for a in node.names if not a.asname for top in [a.name.partition(".")[0]]}
@@ -108,6 +104,7 @@ def _unpromised_module(name: str, *, is_module: bool = True) -> str | None:
     return name
 
 
+@functools.cache
 def _is_module(name: str) -> bool:
     try:
         return importlib.util.find_spec(name) is not None

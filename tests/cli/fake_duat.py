@@ -14,10 +14,15 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "report"))
 
-import sample_reports
-
 from duat_cli.errors import CheckpointError, UnsupportedModelError
 from duat_cli.loading.texts import checked
+
+
+def samples() -> ModuleType:
+    """Imported where a report is made: most of what a process of this takes."""
+    import sample_reports
+
+    return sample_reports
 
 
 def modes() -> frozenset[str]:
@@ -71,7 +76,7 @@ def inspect(loaded: Any, prompts: Any, options: Any, progress: Any, filled: Any)
     if filled.matrices is not None:
         filled.matrices.path.write_bytes(b"matrices")
     warnings = ("a \x1b[31mred\x1b[0m [bold]warning[/bold]",) * (4000 if "big" in modes() else 1)
-    return sample_reports.inspect_report(
+    return samples().inspect_report(
         exact="inexact" not in modes(),
         spectrum=options.spectrum,
         with_terms=options.terms,
@@ -91,12 +96,12 @@ class OperatorFile:
 
 def verify(loaded: Any, prompts: Any, progress: Any) -> Any:
     act()
-    return sample_reports.verify_report(exact="inexact" not in modes())
+    return samples().verify_report(exact="inexact" not in modes())
 
 
 def support_of(loaded: Any) -> Any:
     place = {"partly": 1, "refused": 2}
-    return sample_reports.support_report().entries[next((place[mode] for mode in modes() if mode in place), 0)]
+    return samples().support_report().entries[next((place[mode] for mode in modes() if mode in place), 0)]
 
 
 def module(name: str, **contents: Any) -> ModuleType:
@@ -154,10 +159,10 @@ FAKES = {
         module(
             "duat_cli.analysis.support",
             support_of=support_of,
-            support_report=lambda entries, run: sample_reports.support_report().model_copy(
-                update={"entries": entries, "run": run}
+            support_report=lambda entries, run: (
+                samples().support_report().model_copy(update={"entries": entries, "run": run})
             ),
-            support_all=lambda progress: sample_reports.support_report().entries,
+            support_all=lambda progress: samples().support_report().entries,
         ),
     )
 }

@@ -106,7 +106,7 @@ def test_one_process_where_torch_sees_an_accelerator(short: Path) -> None:
     """The threads that gradients start for it do not outlive a fork; here for a device that is made up."""
     few = (word for k in range(3) for word in ("--prompt", f"def f{k}():"))
     words = ["attribute", str(short / "demo"), "--device", "cpu", "--json", "-q", *few]
-    environment = {**os.environ, "OMP_NUM_THREADS": "2"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "2", "OMP_WAIT_POLICY": "passive"}  # threads sleep while they wait
     done = subprocess.run(
         [sys.executable, "-c", MADE_UP, *words],
         env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False,

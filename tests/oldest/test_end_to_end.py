@@ -21,7 +21,7 @@ from quantising import gpt_oss, mxfp4, quantise
 from duat_cli.analysis.support import examine
 from duat_cli.cli.main import run
 from duat_cli.cli.terminal import libraries
-from duat_cli.loading.checkpoint.source import demo_adapter_path, demo_path
+from duat_cli.loading.checkpoint.source import demo_path
 from duat_cli.loading.model.fingerprint import fingerprint
 from duat_cli.loading.model.load import load
 
@@ -57,14 +57,14 @@ def test_the_demo_is_exact(command: tuple[str, ...], duat: Duat) -> None:
     assert report["certificate"]["relative_error"] < 1e-5
 
 
-def test_the_matrices_give_what_the_model_gives(duat: Duat) -> None:
-    code, report = duat("matrix", *PROMPT)
+def test_the_matrices_give_what_the_model_gives(short: Path, duat: Duat) -> None:
+    code, report = duat("matrix", str(short / "demo"), *PROMPT)
     assert code == 0
     assert report["certificate"]["exact"]
 
 
-def test_the_parts_add_up_to_the_logit(duat: Duat) -> None:
-    code, report = duat("attribute", *PROMPT, "--measure", "1")
+def test_the_parts_add_up_to_the_logit(short: Path, duat: Duat) -> None:
+    code, report = duat("attribute", str(short / "demo"), *PROMPT, "--measure", "1")
     assert code == 0
     assert report["certificate"]["residual"] < 1e-5
 
@@ -77,12 +77,13 @@ def test_numbers_are_those_of_another_release(duat: Duat) -> None:
     assert {"drift.weights", "drift.operator", "drift.coupling", "drift.terms"} <= passed
 
 
-def test_weights_read_block_by_block_give_the_same_report(duat: Duat) -> None:
-    planned = duat("plan", str(demo_path()), "--for", "check", *PROMPT)[1]["ways"]
+def test_weights_read_block_by_block_give_the_same_report(three: Path, duat: Duat) -> None:
+    model = str(three / "demo")
+    planned = duat("plan", model, "--for", "check", *PROMPT)[1]["ways"]
     needed = {way["weights"]: way["peak_memory_bytes"] for way in planned}
     assert needed["streamed"] < needed["resident"]
     limits = [(), ("--memory", f"{needed['streamed']}B")]
-    reports = [duat("check", str(demo_path()), *PROMPT, *limit)[1] for limit in limits]
+    reports = [duat("check", model, *PROMPT, *limit)[1] for limit in limits]
     assert [report["run"]["planned_memory_bytes"] for report in reports] == [needed["resident"], needed["streamed"]]
     assert reports[1]["certificate"]["exact"]
     assert reports[1]["model"] == reports[0]["model"]
@@ -100,14 +101,15 @@ def test_a_model_read_block_by_block_is_the_model(model_type: str, tmp_path: Pat
         assert loaded.paged.fingerprint(loaded.model) == fingerprint(known.model)
 
 
-def test_bounds_of_pruning(duat: Duat) -> None:
-    code, report = duat("prune-bound", *PROMPT, *("--granularity", "head", "--probes", "2", "--measure", "2"))
+def test_bounds_of_pruning(short: Path, duat: Duat) -> None:
+    asked = ("--granularity", "head", "--probes", "2", "--measure", "2")
+    code, report = duat("prune-bound", str(short / "demo"), *PROMPT, *asked)
     assert code == 0
     assert report["certificate"]["exact"]
 
 
-def test_an_adapter_is_compared(duat: Duat) -> None:
-    code, report = duat("lora-diff", str(demo_path()), str(demo_adapter_path()), *PROMPT)
+def test_an_adapter_is_compared(short: Path, duat: Duat) -> None:
+    code, report = duat("lora-diff", str(short / "demo"), str(short / "adapter"), *PROMPT)
     assert code == 0
     assert report["certificate"]["exact"]
     assert report["tuned_certificate"]["exact"]

@@ -99,9 +99,10 @@ print(json.dumps([code, peak_memory()]))
 """
 
 
-def used(*arguments: str, out: Path) -> tuple[int, int]:
+def used(model: Path, command: str, *arguments: str, out: Path) -> tuple[int, int]:
     """Planned and used bytes of a process, which is started from a small one: it inherits a larger one's peak."""
-    words = [sys.executable, "-c", CODE, *arguments, "--json", "-q", "--device", "cpu", "--output", str(out)]
+    words = [sys.executable, "-c", CODE, command, str(model), *arguments]
+    words += ["--json", "-q", "--device", "cpu", "--output", str(out)]
     starter = "import subprocess, sys; sys.exit(subprocess.run(sys.argv[1:]).returncode)"
     done = subprocess.run(
         [sys.executable, "-S", "-c", starter, *words], stdout=subprocess.PIPE, timeout=PATIENCE, check=True, text=True
@@ -117,7 +118,7 @@ def used(*arguments: str, out: Path) -> tuple[int, int]:
     "words",
     [
         ["attribute", "--prompt", "def f(x): return x\n" * 60, "--max-tokens", "500"],
-        ["attribute", "--prompt", "def f(x): return x\n" * 20, "--max-tokens", "120", "--position", "all"],
+        ["attribute", "--prompt", "def f(x): return x\n" * 20, "--max-tokens", "90", "--position", "all"],
         ["compare", "--prompt", "def f(x): return x\n" * 60, "--prompt", "def f(x): return y\n" * 60, "--no-cache",
          "--max-tokens", "400"],
         ["compare", "--prompt", "def f(x): return x\n" * 60, "--prompt", "for k in range(9): y\n" * 60, "--no-cache",
@@ -125,14 +126,14 @@ def used(*arguments: str, out: Path) -> tuple[int, int]:
     ],
     ids=["attribute", "every position", "compare", "compare --patch"],
 )  # fmt: skip
-def test_what_is_planned_is_used(words: list[str], tmp_path: Path) -> None:
-    planned, peak = used(*words, out=tmp_path / "report.json")
+def test_what_is_planned_is_used(words: list[str], three: Path, tmp_path: Path) -> None:
+    planned, peak = used(three / "demo", *words, out=tmp_path / "report.json")
     assert 0.9 < planned / peak < 1.1
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
-def test_texts_with_few_tokens_in_common_take_less_than_is_planned(tmp_path: Path) -> None:
+def test_texts_with_few_tokens_in_common_take_less_than_is_planned(three: Path, tmp_path: Path) -> None:
     words = ["compare", "--prompt", "def f(x): return x\n" * 60, "--prompt", "for k in range(9): y\n" * 60]
-    planned, peak = used(*words, "--no-cache", "--max-tokens", "400", out=tmp_path / "report.json")
+    planned, peak = used(three / "demo", *words, "--no-cache", "--max-tokens", "400", out=tmp_path / "report.json")
     assert 0.95 < planned / peak < 1.25

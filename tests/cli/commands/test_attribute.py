@@ -77,8 +77,8 @@ def test_the_table_fits_and_shows_what_leads(report: AttributeReport, width: int
     assert (mark in left) is (here[largest] < 0)
 
 
-def test_every_position_is_one_line_each(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["attribute", "--prompt", PROMPT, "--position", "all", "-q"]) == 0
+def test_every_position_is_one_line_each(short: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["attribute", str(short / "demo"), "--prompt", PROMPT, "--position", "all", "-q"]) == 0
     text = capsys.readouterr().out
     assert "11 predictions" in text
     assert max(map(cell_len, text.splitlines())) <= 80
@@ -106,16 +106,17 @@ def test_what_cannot_be_had_is_one_line(
     assert message in said
 
 
-def test_the_first_token_of_a_longer_target(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["attribute", "--prompt", PROMPT, "-q", "--json", "--target", " Paris", "--first-token"]) == 0
+def test_the_first_token_of_a_longer_target(short: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--prompt", PROMPT, "-q", "--json", "--target", " Paris", "--first-token"]
+    assert run(["attribute", str(short / "demo"), *words]) == 0
     (one,) = document(capsys)["attribution"]
     assert one["target"]["given"] is True
     assert " Paris".startswith(one["target"]["token"]["text"])
 
 
-def test_many_prompts_from_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_many_prompts_from_a_file(short: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "p.txt").write_text("One two\nThree\n", encoding="utf-8")
-    assert run(["attribute", "--prompts", str(tmp_path / "p.txt"), "-q", "--json"]) == 0
+    assert run(["attribute", str(short / "demo"), "--prompts", str(tmp_path / "p.txt"), "-q", "--json"]) == 0
     assert [one["prompt"] for one in document(capsys)["attribution"]] == [0, 1]
 
 
@@ -172,8 +173,8 @@ def test_options_that_contradict_each_other(
     assert message in capsys.readouterr().err
 
 
-def test_a_continuation_marks_the_tokens_that_made_it(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["attribute", "--prompt", PROMPT, "-q", "--steps", "2"]) == 0
+def test_a_continuation_marks_the_tokens_that_made_it(short: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["attribute", str(short / "demo"), "--prompt", PROMPT, "-q", "--steps", "2"]) == 0
     text = capsys.readouterr().out
     assert "continued by '" in text
     assert max(map(cell_len, text.splitlines())) <= 80
