@@ -12,7 +12,7 @@ from typing import Any
 import helpers
 import pytest
 import torch
-from attributing import WORDS, double, report_of, report_on, without
+from attributing import WORDS, double, report_of, report_on, structure_of, without
 from classifiers import LABELS, classifier
 from helpers import far, minilm, single_model, token_ids, two_deep, two_single
 from paging import in_parts, two_saved, whole
@@ -117,7 +117,7 @@ def test_a_part_of_each_kind_is_what_the_frozen_network_loses_without_it(model_t
     assert base - without(model, ids, one, no_head) == pytest.approx(moved.moved, abs=1e-6)
     inner = (one.parts.experts or one.parts.neurons)[0]
     kind = "expert" if one.parts.experts else "neuron"
-    sites = find_sites(discover(model))
+    sites = find_sites(structure_of(model))
 
     def no_inner(block: int, run: BlockRun, given: list[Tensor]) -> None:
         if block != inner.block:
