@@ -388,19 +388,17 @@ def test_heads_of_a_mixer_move_what_the_frozen_network_loses_without_them(model_
     assert max(abs(head.moved) for head in heads) > 1e-3
 
 
-@pytest.mark.parametrize(("dtype", "bar", "target"), [("float32", 1e-5, "norm"), ("float64", 1e-10, "17")])
-def test_a_real_encoder_without_a_head(dtype: str, bar: float, target: str) -> None:
-    loaded = load(str(minilm()), dtype=dtype)
+def test_a_real_encoder_without_a_head() -> None:
+    loaded = load(str(minilm()))
     tokenizer = load_tokenizer(loaded.files.path)
     read = read_prompts(["The cat sat."], None, None)
     (prompt,) = encode(tokenizer, read, None, 512, loaded.model.config.vocab_size)
     with torch.no_grad():
         pooled = loaded.model(prompt.input_ids).last_hidden_state[0].double().mean(0)
-    report = attribute(loaded, [prompt], WORDS, AttributeOptions(Asked(target=target)), lambda *_: None)
+    report = attribute(loaded, [prompt], WORDS, AttributeOptions(Asked(target="norm")), lambda *_: None)
     (one,) = report.attribution
-    own = float(pooled.norm() if target == "norm" else pooled[17])
-    assert one.logit == pytest.approx(own, rel=1e-5)
-    assert max(one.residual, one.direct.residual) <= bar
+    assert one.logit == pytest.approx(float(pooled.norm()), rel=1e-5)
+    assert max(one.residual, one.direct.residual) <= 1e-5
     assert report.certificate.exact
 
 
@@ -420,16 +418,16 @@ def test_a_real_encoder_without_a_head(dtype: str, bar: float, target: str) -> N
 )
 def test_processes_that_share_the_prompts_find_the_same(options: AttributeOptions) -> None:
     loaded = helpers.as_loaded(two_single("llama"))
-    prompts = [helpers.prompt_of(token_ids(loaded.model, tokens=count)) for count in (5, 3, 4, 2)]
+    prompts = [helpers.prompt_of(token_ids(loaded.model, tokens=count)) for count in (5, 3, 4)]
     said: list[tuple[int, int]] = []
     both = [replace(loaded, processes=count) for count in (1, 2)]
     alone, shared = (attribute(one, prompts, WORDS, options, lambda *at: said.append(at[:2])) for one in both)
-    whole = 4 * 2  # prompts, blocks
+    whole = 3 * 2  # prompts, blocks
     assert {(done, of) for done, of in said if of == whole} >= {(done, whole) for done in range(1, whole + 1)}
     assert max(done for done, of in said if of == whole) == whole
     assert shared == alone.model_copy(update={"run": shared.run})
     assert alone.certificate.exact
-    assert {one.prompt for one in alone.attribution} == {0, 1, 2, 3}
+    assert {one.prompt for one in alone.attribution} == {0, 1, 2}
 
 
 def test_what_a_prompt_gave_is_in_the_report_before_the_next_one_runs(monkeypatch: pytest.MonkeyPatch) -> None:

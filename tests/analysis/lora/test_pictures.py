@@ -274,7 +274,8 @@ def test_a_part_of_a_model_of_two_is_compared_as_that_part_alone(tmp_path: Path)
         for mine, theirs in zip(part.blocks, alone.blocks, strict=True):
             assert mine.operator.relative_change == pytest.approx(theirs.operator.relative_change, rel=1e-4)
             assert mine.terms.ffn == pytest.approx(theirs.terms.ffn, rel=1e-4)
-        require_same_in_parts(part, tmp_path, tmp_path / "base", tmp_path / name, inputs=files, stack="vision")
+        if name == "adapter":
+            require_same_in_parts(part, tmp_path, tmp_path / "base", adapter, inputs=files, stack="vision")
     read = lora_diff(tmp_path / "base", adapter, prompts=[[5, 6]], stack="text")
     assert read.model.architecture == "CLIPTextModel"
 

@@ -57,9 +57,9 @@ def some(many: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def lots(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """132 short prompts of 5 lengths: enough for batches of two."""
+    """66 short prompts of 5 lengths."""
     drawn = random.Random(2)
-    texts = ("".join(drawn.choice("abcdefgh ") for _ in range(drawn.randint(4, 8))) + "." for _ in range(132))
+    texts = ("".join(drawn.choice("abcdefgh ") for _ in range(drawn.randint(4, 8))) + "." for _ in range(66))
     file = tmp_path_factory.mktemp("prompts") / "lots.txt"
     file.write_text("\n".join(texts))
     return file
