@@ -178,25 +178,26 @@ def numbers_of(one: Attribution) -> list[float]:
 @pytest.mark.parametrize("model_type", ["llama", "mixtral", "bert", "jamba", "axk2"])
 def test_weights_read_block_by_block_give_the_same(model_type: str, tmp_path: Path) -> None:
     folder = two_saved(model_type, tmp_path)
-    prompts = [helpers.prompt_of(token_ids(two_single(model_type), tokens=n, seed=n)) for n in (5, 3)]
+    known = whole(folder)
+    prompts = [helpers.prompt_of(token_ids(known.model, tokens=n, seed=n)) for n in (5, 3)]
     options = AttributeOptions(Asked(target="t77"))
 
     def computed(loaded: Any) -> AttributeReport:
         return attribute(loaded, prompts, WORDS, options, lambda *_: None)
 
-    expected = computed(whole(folder))
+    expected = computed(known)
     with in_parts(folder) as loaded:
         got = computed(loaded)
         read = loaded.paged.pager.bytes_read
     assert got.certificate.exact
     assert got.model == expected.model
     assert got.skipped == expected.skipped
-    assert got.model.heads == two_single(model_type).config.num_attention_heads  # not those of jamba's mixers
+    assert got.model.heads == known.model.config.num_attention_heads  # not those of jamba's mixers
     assert len(got.attribution) == 2
     for one, other in zip(got.attribution, expected.attribution, strict=True):
         assert numbers_of(one) == pytest.approx(numbers_of(other), abs=1e-5)
     if model_type == "llama":  # forwards, backwards, and what stands behind the last block a few times
-        assert read < 3 * sum(t.numel() * 4 for t in whole(folder).model.state_dict().values())
+        assert read < 3 * sum(t.numel() * 4 for t in known.model.state_dict().values())
 
 
 def test_no_weights_of_a_block_are_held_when_the_next_one_is_read(tmp_path: Path) -> None:
