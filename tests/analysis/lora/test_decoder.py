@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return root / "base", root / "adapter", root / "merged"
 
 
+@functools.cache
 def outputs(folder: Path, text: str) -> tuple[Any, Tensor]:
     """The whole model's own output for a text, and the tokens that its decoder read."""
     model = AutoModelForSeq2SeqLM.from_pretrained(folder).double().eval()
