@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -15,7 +16,7 @@ from duat_cli.analysis.attribute.run import AttributeOptions, attribute
 from duat_cli.analysis.attribute.targets import Asked
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.words import Words
-from duat_cli.models.discovery.structure import discover, run_stack
+from duat_cli.models.discovery.structure import ModelStructure, discover, run_stack
 from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.sweep.ending import Ending, find_ending
 from duat_cli.models.sweep.passes import Behind, record
@@ -177,13 +178,19 @@ def as_double(model: Any) -> Any:
     return model
 
 
+@functools.lru_cache(maxsize=1)
+def structure_of(model: Any) -> ModelStructure:
+    """What discovery found of the model that was asked about last, whose weights stay as they are."""
+    return discover(model)
+
+
 def without(model: Any, ids: Tensor, one: Attribution, change: Callable[[int, BlockRun, list[Tensor]], Tensor | None],
             first: Callable[[Tensor], Tensor] = lambda x: x) -> float:  # fmt: skip
     """The logit of the frozen network, block by block forwards, with something changed in it.
 
     change(block, its run, what its units give) may change the latter in place, and give what heads give instead.
     """
-    structure = discover(model)
+    structure = structure_of(model)
 
     def forward() -> Tensor:
         return run_stack(model, ids).logits

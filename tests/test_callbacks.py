@@ -107,7 +107,7 @@ def test_training_goes_bit_for_bit_as_without_it(kind: str, tokenizer: Any, tmp_
     for name in ("without", "with"):
         trainer = trainer_of(make(), tokenizer, tmp_path / name, **given)
         if name == "with":
-            with_callback(trainer, every=1, metrics=["**"])
+            with_callback(trainer, every=3, metrics=["**"])
         trainer.train()
         trained.append(trainer)
     first, second = (dict(t.model.named_parameters()) for t in trained)
@@ -116,7 +116,7 @@ def test_training_goes_bit_for_bit_as_without_it(kind: str, tokenizer: Any, tmp_
     assert others(trained[0]) == others(trained[1])
     assert len(others(trained[1])) == STEPS // 2 + 1
     looks = told(trained[1])
-    assert sorted(looks) == [1, 2, 3, 4]
+    assert list(looks) == [3]  # between two entries of the Trainer's own
     assert all(look["failed"] == 0 for look in looks.values())
     assert all(look["certificate.relative_error"] < 1e-4 for look in looks.values())  # float32, also under bf16
 

@@ -12,7 +12,7 @@ from typing import Any
 import helpers
 import pytest
 import torch
-from attributing import WORDS, double, report_of, report_on, without
+from attributing import WORDS, double, report_of, report_on, structure_of, without
 from classifiers import LABELS, classifier
 from helpers import far, minilm, single_model, token_ids, two_deep, two_single
 from paging import in_parts, two_saved, whole
@@ -117,7 +117,7 @@ def test_a_part_of_each_kind_is_what_the_frozen_network_loses_without_it(model_t
     assert base - without(model, ids, one, no_head) == pytest.approx(moved.moved, abs=1e-6)
     inner = (one.parts.experts or one.parts.neurons)[0]
     kind = "expert" if one.parts.experts else "neuron"
-    sites = find_sites(discover(model))
+    sites = find_sites(structure_of(model))
 
     def no_inner(block: int, run: BlockRun, given: list[Tensor]) -> None:
         if block != inner.block:
@@ -178,25 +178,26 @@ def numbers_of(one: Attribution) -> list[float]:
 @pytest.mark.parametrize("model_type", ["llama", "mixtral", "bert", "jamba", "axk2"])
 def test_weights_read_block_by_block_give_the_same(model_type: str, tmp_path: Path) -> None:
     folder = two_saved(model_type, tmp_path)
-    prompts = [helpers.prompt_of(token_ids(two_single(model_type), tokens=n, seed=n)) for n in (5, 3)]
+    known = whole(folder)
+    prompts = [helpers.prompt_of(token_ids(known.model, tokens=n, seed=n)) for n in (5, 3)]
     options = AttributeOptions(Asked(target="t77"))
 
     def computed(loaded: Any) -> AttributeReport:
         return attribute(loaded, prompts, WORDS, options, lambda *_: None)
 
-    expected = computed(whole(folder))
+    expected = computed(known)
     with in_parts(folder) as loaded:
         got = computed(loaded)
         read = loaded.paged.pager.bytes_read
     assert got.certificate.exact
     assert got.model == expected.model
     assert got.skipped == expected.skipped
-    assert got.model.heads == two_single(model_type).config.num_attention_heads  # not those of jamba's mixers
+    assert got.model.heads == known.model.config.num_attention_heads  # not those of jamba's mixers
     assert len(got.attribution) == 2
     for one, other in zip(got.attribution, expected.attribution, strict=True):
         assert numbers_of(one) == pytest.approx(numbers_of(other), abs=1e-5)
     if model_type == "llama":  # forwards, backwards, and what stands behind the last block a few times
-        assert read < 3 * sum(t.numel() * 4 for t in whole(folder).model.state_dict().values())
+        assert read < 3 * sum(t.numel() * 4 for t in known.model.state_dict().values())
 
 
 def test_no_weights_of_a_block_are_held_when_the_next_one_is_read(tmp_path: Path) -> None:
@@ -388,19 +389,17 @@ def test_heads_of_a_mixer_move_what_the_frozen_network_loses_without_them(model_
     assert max(abs(head.moved) for head in heads) > 1e-3
 
 
-@pytest.mark.parametrize(("dtype", "bar", "target"), [("float32", 1e-5, "norm"), ("float64", 1e-10, "17")])
-def test_a_real_encoder_without_a_head(dtype: str, bar: float, target: str) -> None:
-    loaded = load(str(minilm()), dtype=dtype)
+def test_a_real_encoder_without_a_head() -> None:
+    loaded = load(str(minilm()))
     tokenizer = load_tokenizer(loaded.files.path)
     read = read_prompts(["The cat sat."], None, None)
     (prompt,) = encode(tokenizer, read, None, 512, loaded.model.config.vocab_size)
     with torch.no_grad():
         pooled = loaded.model(prompt.input_ids).last_hidden_state[0].double().mean(0)
-    report = attribute(loaded, [prompt], WORDS, AttributeOptions(Asked(target=target)), lambda *_: None)
+    report = attribute(loaded, [prompt], WORDS, AttributeOptions(Asked(target="norm")), lambda *_: None)
     (one,) = report.attribution
-    own = float(pooled.norm() if target == "norm" else pooled[17])
-    assert one.logit == pytest.approx(own, rel=1e-5)
-    assert max(one.residual, one.direct.residual) <= bar
+    assert one.logit == pytest.approx(float(pooled.norm()), rel=1e-5)
+    assert max(one.residual, one.direct.residual) <= 1e-5
     assert report.certificate.exact
 
 
@@ -420,16 +419,16 @@ def test_a_real_encoder_without_a_head(dtype: str, bar: float, target: str) -> N
 )
 def test_processes_that_share_the_prompts_find_the_same(options: AttributeOptions) -> None:
     loaded = helpers.as_loaded(two_single("llama"))
-    prompts = [helpers.prompt_of(token_ids(loaded.model, tokens=count)) for count in (5, 3, 4, 2)]
+    prompts = [helpers.prompt_of(token_ids(loaded.model, tokens=count)) for count in (5, 3, 4)]
     said: list[tuple[int, int]] = []
     both = [replace(loaded, processes=count) for count in (1, 2)]
     alone, shared = (attribute(one, prompts, WORDS, options, lambda *at: said.append(at[:2])) for one in both)
-    whole = 4 * 2  # prompts, blocks
+    whole = 3 * 2  # prompts, blocks
     assert {(done, of) for done, of in said if of == whole} >= {(done, whole) for done in range(1, whole + 1)}
     assert max(done for done, of in said if of == whole) == whole
     assert shared == alone.model_copy(update={"run": shared.run})
     assert alone.certificate.exact
-    assert {one.prompt for one in alone.attribution} == {0, 1, 2, 3}
+    assert {one.prompt for one in alone.attribution} == {0, 1, 2}
 
 
 def test_what_a_prompt_gave_is_in_the_report_before_the_next_one_runs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,8 +73,14 @@ def compared(folder: Path, **more: Any) -> CompareReport:
     return compare(folder, **{**asked, **more})
 
 
-def test_predictions_and_the_stream_move_as_whole_models_do(saved: tuple[str, Path]) -> None:
-    report, plain = compared(saved[1]), Plain(saved[1])
+@pytest.fixture(scope="module")
+def patched(saved: tuple[str, Path]) -> tuple[CompareReport, Plain]:
+    """The report with patches of blocks, and the same model without duat: made once, and only read."""
+    return compared(saved[1], patch="blocks"), Plain(saved[1])
+
+
+def test_predictions_and_the_stream_move_as_whole_models_do(patched: tuple[CompareReport, Plain]) -> None:
+    report, plain = patched
     assert report.certificate.exact
     [pair] = report.pairs
     assert pair.aligned == plain.own.shape[1]
@@ -92,9 +98,10 @@ def test_predictions_and_the_stream_move_as_whole_models_do(saved: tuple[str, Pa
     assert any("W'_c of cross-attention moved most" in sentence for sentence in report.comparison.notable)
 
 
-def test_cross_attention_moves_as_dense_matrices_say(tmp_path: Path) -> None:
+@pytest.mark.parametrize("saved", ["t5"], indirect=True)
+def test_cross_attention_moves_as_dense_matrices_say(patched: tuple[CompareReport, Plain]) -> None:
     """In T5 it adds to the stream as it is, so that its W'_c is sum_h H_c,h (x) (V_h O_h)^T."""
-    report, plain = compared(save_t5(tmp_path)), Plain(tmp_path)
+    report, plain = patched
     assert report.comparison is not None
     for block in report.comparison.blocks:
         module = plain.model.get_submodule(CROSS["t5"].format(block.index))
@@ -118,9 +125,10 @@ def test_cross_attention_moves_as_dense_matrices_say(tmp_path: Path) -> None:
         )
 
 
-def test_patched_cross_attention_moves_the_prediction_as_a_hook_does(saved: tuple[str, Path]) -> None:
-    name, folder = saved
-    report, plain = compared(folder, patch="blocks"), Plain(folder)
+def test_patched_cross_attention_moves_the_prediction_as_a_hook_does(
+    saved: tuple[str, Path], patched: tuple[CompareReport, Plain]
+) -> None:
+    (name, _), (report, plain) = saved, patched
     assert report.patched is not None
     assert report.patched.holds
     a, b = plain.logits(0), plain.logits(1)
@@ -160,10 +168,10 @@ def test_blocks_read_one_by_one_give_the_same(saved: tuple[str, Path]) -> None:
     assert resident.patched == streamed.patched
 
 
-def test_several_pairs_have_a_mean(tmp_path: Path) -> None:
-    folder, third = save_t5(tmp_path), "abcdefgh"
-    report = compared(folder, prompts=[*SOURCES, third], per_prompt=True)
-    alone = compared(folder, prompts=[SOURCES[0], third])
+@pytest.mark.parametrize("saved", ["t5"], indirect=True)
+def test_several_pairs_have_a_mean(saved: tuple[str, Path], patched: tuple[CompareReport, Plain]) -> None:
+    report = compared(saved[1], prompts=[SOURCES[0], "abcdefgh", SOURCES[1]], per_prompt=True)
+    alone, _ = patched
     assert report.comparison is not None
     assert alone.comparison is not None
     for number, block in enumerate(report.comparison.blocks):

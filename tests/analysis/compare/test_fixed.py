@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from function_modes import SOFTMAX, Kept
-from helpers import as_loaded, prompt_of, quiet, token_ids, two_single
+from helpers import as_loaded, prompt_of, quiet, token_ids, two_deep, two_single
 from paging import in_parts, two_saved, whole
 from torch import Tensor, nn
 
@@ -118,7 +118,7 @@ def test_what_cannot_be_held_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize("model_type", ["granitemoehybrid", "minimax"])
 def test_mixers_take_the_same_operations_under_a_head(model_type: str) -> None:
     """A class with a head may name no `use_cache`: with a cache a mixer would run other code than it was proved in."""
-    assert found_of(as_loaded(tiny.tiny_model(model_type)), count=2).holds
+    assert found_of(as_loaded(two_deep(tiny.tiny_model(model_type))), count=2).holds
 
 
 def test_router_weights_are_held_in_a_third_step() -> None:

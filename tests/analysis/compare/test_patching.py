@@ -16,7 +16,7 @@ import sample_reports as sample
 import torch
 from classifiers import classifier
 from function_modes import SOFTMAX, Kept
-from helpers import as_loaded, prompt_of, quiet, single_model, token_ids
+from helpers import as_loaded, prompt_of, quiet, single_model, token_ids, two_deep, two_single
 from paging import in_parts, two_saved, whole
 from rich.console import Console
 from torch import Tensor
@@ -58,9 +58,15 @@ def ids_of(model: Any, seed: int) -> Tensor:
 
 @pytest.fixture(scope="module")
 def llama() -> Any:
-    model = single_model("llama")
+    model = two_single("llama")
     model.set_attn_implementation("eager")
     return model
+
+
+@pytest.fixture(scope="module")
+def found(llama: Any) -> Callable[[Patched], Patching]:
+    """What is found of the model's pairs: made once, and only read."""
+    return functools.cache(lambda what: found_of(as_loaded(llama), what))
 
 
 Hook = Callable[..., Any]
@@ -127,7 +133,7 @@ def told(model: Any, name: str, source: int) -> tuple[str, str, Hook]:
     return name, "after", lambda module, args, output: given
 
 
-def test_a_tokens_stream_is_put_in_front_of_a_block(llama: Any) -> None:
+def test_a_tokens_stream_is_put_in_front_of_a_block(llama: Any, found: Callable[[Patched], Patching]) -> None:
     def run(token: int, a: int, source: int) -> Tensor:
         stream: list[Tensor] = []
         see = ("model.layers.1", "before", lambda module, args, kwargs: stream.append(args[0]))
@@ -140,24 +146,24 @@ def test_a_tokens_stream_is_put_in_front_of_a_block(llama: Any) -> None:
 
         return logits_of(llama, ids_of(llama, a), [("model.layers.1", "before", put)])
 
-    found = found_of(as_loaded(llama), "tokens")
-    assert found.holds
-    assert [one.token for one in found.blocks[1].tokens] == list(range(TOKENS))
+    tokens = found("tokens")
+    assert tokens.holds
+    assert [one.token for one in tokens.blocks[1].tokens] == list(range(TOKENS))
     for token in (0, TOKENS - 1):
         wanted = expected(llama, functools.partial(run, token))
-        assert numbers(found.blocks[1].tokens[token]) == pytest.approx(wanted, rel=1e-4, abs=1e-6)
+        assert numbers(tokens.blocks[1].tokens[token]) == pytest.approx(wanted, rel=1e-4, abs=1e-6)
 
 
-def test_tokens_that_are_asked_for_are_followed(llama: Any) -> None:
+def test_tokens_that_are_asked_for_are_followed(llama: Any, found: Callable[[Patched], Patching]) -> None:
     answers = [(3, 9), (9, 4)]
-    found = found_of(as_loaded(llama), "heads", answers=answers)
-    assert [(pair.token_a, pair.token_b, pair.given) for pair in found.pairs] == [("3", "9", True), ("9", "4", True)]
+    asked = found_of(as_loaded(llama), "heads", answers=answers)
+    assert [(pair.token_a, pair.token_b, pair.given) for pair in asked.pairs] == [("3", "9", True), ("9", "4", True)]
     one_head = expected(llama, functools.partial(with_softmax, llama, 1, 2), answers=answers)
-    assert numbers(found.blocks[1].heads[2]) == pytest.approx(one_head, rel=1e-4, abs=1e-6)
-    assert predictions(found)[0].startswith("a, prompt 0, to b, prompt 1: the logit of '9' less that of '3' is ")
-    assert found_of(as_loaded(llama), "heads").blocks[1].heads[2].kl == found.blocks[1].heads[2].kl
-    falling = [pair for pair in found.pairs if (pair.after or 0.0) < (pair.before or 0.0)]
-    both = found.model_copy(update={"pairs": [*falling, *(back(pair) for pair in falling)]})
+    assert numbers(asked.blocks[1].heads[2]) == pytest.approx(one_head, rel=1e-4, abs=1e-6)
+    assert predictions(asked)[0].startswith("a, prompt 0, to b, prompt 1: the logit of '9' less that of '3' is ")
+    assert found("heads").blocks[1].heads[2].kl == asked.blocks[1].heads[2].kl
+    falling = [pair for pair in asked.pairs if (pair.after or 0.0) < (pair.before or 0.0)]
+    both = asked.model_copy(update={"pairs": [*falling, *(back(pair) for pair in falling)]})
     assert predictions(both)[-1] == f"the difference falls from a to b in {len(falling)} of {2 * len(falling)} pairs"
     with pytest.raises(InputError, match="token 5000 is none of the"):
         found_of(as_loaded(llama), "heads", answers=[(3, 5000)] * 2)
@@ -219,26 +225,26 @@ def with_softmax(model: Any, block: int, head: int | None, a: int, source: int) 
     return found
 
 
-def test_attention_weights_of_a_block_and_of_a_head(llama: Any) -> None:
-    blocks, heads = (found_of(as_loaded(llama), what) for what in ("blocks", "heads"))
+def test_attention_weights_of_a_block_and_of_a_head(llama: Any, found: Callable[[Patched], Patching]) -> None:
+    blocks, heads = found("blocks"), found("heads")
     assert blocks.holds
     assert heads.holds
     whole_block = expected(llama, functools.partial(with_softmax, llama, 1, None))
     assert numbers(blocks.blocks[1].H) == pytest.approx(whole_block, rel=1e-4, abs=1e-6)
     one_head = expected(llama, functools.partial(with_softmax, llama, 1, 2))
     assert numbers(heads.blocks[1].heads[2]) == pytest.approx(one_head, rel=1e-4, abs=1e-6)
-    assert [len(block.heads) for block in heads.blocks] == [4, 4, 4]
+    assert [len(block.heads) for block in heads.blocks] == [4, 4]
 
 
-def test_ffns_and_norms_of_a_block_and_of_all(llama: Any) -> None:
-    found = found_of(as_loaded(llama), "blocks")
+def test_ffns_and_norms_of_a_block_and_of_all(llama: Any, found: Callable[[Patched], Patching]) -> None:
+    blocks = found("blocks")
     mlp = "model.layers.{}.mlp"
 
-    def with_ffn(blocks: Sequence[int], a: int, source: int) -> Tensor:
-        return logits_of(llama, ids_of(llama, a), [told(llama, mlp.format(block), source) for block in blocks])
+    def with_ffn(numbers: Sequence[int], a: int, source: int) -> Tensor:
+        return logits_of(llama, ids_of(llama, a), [told(llama, mlp.format(number), source) for number in numbers])
 
-    for effect, blocks in ((found.blocks[0].ffn, [0]), (found.whole and found.whole.ffn, [0, 1, 2])):
-        wanted = expected(llama, functools.partial(with_ffn, blocks))
+    for effect, those in ((blocks.blocks[0].ffn, [0]), (blocks.whole and blocks.whole.ffn, [0, 1])):
+        wanted = expected(llama, functools.partial(with_ffn, those))
         assert numbers(effect) == pytest.approx(wanted, rel=1e-4, abs=1e-6)
 
     def scales(norm: str, seed: int) -> Tensor:
@@ -258,15 +264,18 @@ def test_ffns_and_norms_of_a_block_and_of_all(llama: Any) -> None:
             given.append((norm, "after", held))
         return logits_of(llama, ids_of(llama, a), given)
 
-    assert numbers(found.blocks[1].norms) == pytest.approx(expected(llama, with_norms), rel=1e-3, abs=1e-6)
+    assert numbers(blocks.blocks[1].norms) == pytest.approx(expected(llama, with_norms), rel=1e-3, abs=1e-6)
 
 
 @pytest.mark.parametrize("model_type", ["gpt2", "mixtral", "bloom", "minimax", "granitemoehybrid"])
 def test_own_parts_give_back_the_own_logits(model_type: str) -> None:
     """Parallel blocks, experts, an attention function of its own, mixers without softmax."""
-    loaded = as_loaded(tiny.tiny_model(model_type))
-    for what in ("blocks", "heads", "tokens"):
-        found = found_of(loaded, what, PAIRS[:1], layers=frozenset([1]))
+    model = two_deep(tiny.tiny_model(model_type))
+    session, prompts = Session(as_loaded(model), quiet, cache=False), [prompt_of(ids_of(model, s)) for s in range(2)]
+    kinds: tuple[Patched, ...] = ("blocks", "heads", "tokens")
+    for what in kinds:
+        patcher = Patcher(session, prompts, PAIRS[:1], what, frozenset([1]), quiet)
+        found = patcher.report(str, [str(n) for n in range(TOKENS)])
         assert found.own_error < 1e-5
         assert [block.index for block in found.blocks] == [1]
     last = found.blocks[0].tokens[-1]
@@ -323,17 +332,16 @@ def test_tokens_that_are_alike_move_nothing_and_prompts_that_are_alike_have_no_s
         assert (effect and effect.reasons["effect"], effect and effect.reasons["kl"]) == (why, why)
 
 
-def test_the_line_below_the_largest_names_an_option_of_compare(llama: Any) -> None:
-    found = found_of(as_loaded(llama), "tokens", [(0, 1)])
-    shown = io.StringIO()
-    Console(file=shown, width=200).print(*patches(found, Page(width=200)))
+def test_the_line_below_the_largest_names_an_option_of_compare(found: Callable[[Patched], Patching]) -> None:
+    tokens, shown = found("tokens"), io.StringIO()
+    more = tokens.model_copy(update={"blocks": 2 * tokens.blocks})
+    Console(file=shown, width=200).print(*patches(more, Page(width=200)))
     assert "smaller ones, see --json" in shown.getvalue()  # it has no --all
 
 
-def test_the_legend_of_a_picture_names_what_is_drawn(llama: Any) -> None:
-    for pairs, lines in ((PAIRS[:1], 4), (PAIRS, 8)):
-        found = found_of(as_loaded(llama), "blocks", pairs)
-        figure = picture_of(sample.patched_report().model_copy(update={"patched": found}))
+def test_the_legend_of_a_picture_names_what_is_drawn(llama: Any, found: Callable[[Patched], Patching]) -> None:
+    for patched, lines in ((found_of(as_loaded(llama), "blocks", PAIRS[:1]), 4), (found("blocks"), 8)):
+        figure = picture_of(sample.patched_report().model_copy(update={"patched": patched}))
         assert figure is not None
         assert len(figure.legend) == lines
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return root / "base", root / "adapter", root / "merged"
 
 
+@functools.cache
 def outputs(folder: Path, text: str) -> tuple[Any, Tensor]:
     """The whole model's own output for a text, and the tokens that its decoder read."""
     model = AutoModelForSeq2SeqLM.from_pretrained(folder).double().eval()
@@ -82,10 +84,18 @@ def compared(base: Path, tuned: Path, **more: Any) -> LoraReport:
     return lora_diff(base, tuned, prompts=TEXTS, stack="decoder", decoder_prompt=OWN, dtype="float64", **more)
 
 
-@pytest.mark.parametrize("way", ["adapter", "merged"])
-def test_the_prediction_is_that_of_whole_models(pair: tuple[Path, Path, Path], way: str) -> None:
+@pytest.fixture(scope="module")
+def reports(pair: tuple[Path, Path, Path]) -> dict[str, LoraReport]:
+    """By what the base is compared with: made once, and only read."""
     base, adapter, merged = pair
-    report = compared(base, adapter if way == "adapter" else merged)
+    return {"adapter": compared(base, adapter), "merged": compared(base, merged)}
+
+
+@pytest.mark.parametrize("way", ["adapter", "merged"])
+def test_the_prediction_is_that_of_whole_models(
+    pair: tuple[Path, Path, Path], reports: dict[str, LoraReport], way: str
+) -> None:
+    (base, _, merged), report = pair, reports[way]
     assert report.certificate is not None
     assert report.tuned_certificate is not None
     assert report.certificate.exact
@@ -105,10 +115,11 @@ def test_the_prediction_is_that_of_whole_models(pair: tuple[Path, Path, Path], w
 
 @pytest.mark.parametrize("way", ["adapter", "merged"])
 @no_grad()
-def test_cross_attention_moves_as_dense_matrices_say(pair: tuple[Path, Path, Path], way: str) -> None:
+def test_cross_attention_moves_as_dense_matrices_say(
+    pair: tuple[Path, Path, Path], reports: dict[str, LoraReport], way: str
+) -> None:
     """In T5 it adds to the stream as it is, so that its W'_c is sum_h H_c,h (x) (V_h O_h)^T."""
-    base, adapter, merged = pair
-    report = compared(base, adapter if way == "adapter" else merged)
+    (base, _, merged), report = pair, reports[way]
     assert all(block.cross and block.cross.relative_change for block in report.blocks)
     eager = {"attn_implementation": "eager"}
     models = [AutoModelForSeq2SeqLM.from_pretrained(one, **eager).double() for one in (base, merged)]
@@ -139,9 +150,8 @@ def test_cross_attention_moves_as_dense_matrices_say(pair: tuple[Path, Path, Pat
             assert getattr(block.cross, name) == pytest.approx(sum(values) / len(values), rel=1e-6), name
 
 
-def test_blocks_read_one_by_one_give_the_same(pair: tuple[Path, Path, Path]) -> None:
-    base, adapter, _ = pair
-    resident = compared(base, adapter)
+def test_blocks_read_one_by_one_give_the_same(pair: tuple[Path, Path, Path], reports: dict[str, LoraReport]) -> None:
+    (base, adapter, _), resident = pair, reports["adapter"]
     with streaming():
         streamed = compared(base, adapter)
     assert resident.blocks == streamed.blocks

@@ -62,6 +62,13 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return made("llama", tmp_path_factory.mktemp("eq18"), ["up_proj", "down_proj", "q_proj"])
 
 
+@pytest.fixture(scope="module")
+def slight(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, LoraReport]:
+    """A base, an adapter with dW 2e-4 of W, and the report in float32."""
+    base, adapter = made("llama", tmp_path_factory.mktemp("slight"), ["up_proj"], lora_alpha=0.01)
+    return base, adapter, report_of(base, adapter)
+
+
 @pytest.mark.parametrize("model_type", FFN)
 def test_it_holds_in_every_layer_of_the_ffns(model_type: str, tmp_path: Path) -> None:
     second, third = FFN[model_type]
@@ -144,11 +151,11 @@ def test_a_planted_fault_is_seen_in_its_layer(
     assert report.tuned_certificate.exact
 
 
-def test_a_small_change_hides_no_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_small_change_hides_no_fault(slight: tuple[Path, Path, LoraReport], monkeypatch: pytest.MonkeyPatch) -> None:
     """dW 2e-4 of W: 1 % of it is far below the tolerance of the sum, and far above the rounding of the weights."""
-    base, adapter = made("llama", tmp_path, ["up_proj"], lora_alpha=0.01)
-    assert (found := report_of(base, adapter).eq18) is not None
-    assert found.holds
+    base, adapter, sound = slight
+    assert sound.eq18 is not None
+    assert sound.eq18.holds
     _plant(monkeypatch, _scaled)
     found = report_of(base, adapter).eq18
     assert found is not None
@@ -219,16 +226,16 @@ def test_in_half_precision_blocks_read_one_by_one_give_the_same(tmp_path: Path) 
     assert resident == streamed
 
 
-def test_what_rounding_hides_is_not_called_sound(tmp_path: Path) -> None:
+def test_what_rounding_hides_is_not_called_sound(slight: tuple[Path, Path, LoraReport]) -> None:
     """In bfloat16 a change of 2e-4 of W is rounded away: neither it holds nor it fails."""
-    base, adapter = made("llama", tmp_path, ["up_proj"], lora_alpha=0.01)
+    base, adapter, in_float32 = slight
     report = report_of(base, adapter, "bfloat16")
     found = report.eq18
     assert found is not None
     assert found.holds is None
     assert "rounding to bfloat16" in found.not_covered[0].why
     assert any("run in bfloat16: a change of less than its rounding, 0.008 of a weight" in w for w in report.warnings)
-    assert not any("run in" in warning for warning in report_of(base, adapter).warnings)
+    assert not any("run in" in warning for warning in in_float32.warnings)
 
 
 @pytest.mark.parametrize(("base_dtype", "said"), [("float32", True), ("bfloat16", False)])

@@ -3,8 +3,9 @@ merge, KL of classes, what FFNs add as hooks see it, dense operators."""
 
 from __future__ import annotations
 
+import functools
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from torch import Tensor, nn
 from duat_cli.analysis.lora import prompts
 from duat_cli.api.files import lora_diff
 from duat_cli.errors import InputError
+from duat_cli.results.lora import LoraReport
 
 # LoRA's targets, saved modules; blocks, what the FFN of a block adds, the module that attention's contribution leaves
 CHANGED: dict[str, tuple[str | list[str], list[str] | None, str, str]] = {
@@ -50,6 +52,23 @@ def made(name: str, folder: Path, **config: Any) -> tuple[Path, Path]:
     targets, saved, *_ = CHANGED[name]
     fields = {"r": 3, "lora_alpha": 12, "target_modules": targets, "modules_to_save": saved} | config
     return folder / "base", adapters.make(folder / "base", folder / "adapter", peft.LoraConfig(**fields))
+
+
+Reported = Callable[[str], tuple[Path, Path, list[str], LoraReport]]
+
+
+@pytest.fixture(scope="module")
+def reported(tmp_path_factory: pytest.TempPathFactory) -> Reported:
+    """A model's base, an adapter on it, files of inputs and the report in float64: made once, and only read."""
+
+    @functools.cache
+    def of(name: str) -> tuple[Path, Path, list[str], LoraReport]:
+        folder = tmp_path_factory.mktemp(name)
+        base, adapter = made(name, folder)
+        files = inputs(name, folder)
+        return base, adapter, files, lora_diff(base, adapter, inputs=files, dtype="float64")
+
+    return of
 
 
 def merged(base: Path, adapter: Path) -> Any:
@@ -95,10 +114,8 @@ def mean(values: Sequence[float]) -> float:
 
 
 @pytest.mark.parametrize("name", CHANGED)
-def test_every_number_is_what_plain_passes_say(name: str, tmp_path: Path) -> None:
-    base, adapter = made(name, tmp_path)
-    files = inputs(name, tmp_path)
-    report = lora_diff(base, adapter, inputs=files, dtype="float64")
+def test_every_number_is_what_plain_passes_say(name: str, reported: Reported) -> None:
+    base, adapter, files, report = reported(name)
     models = adapters.load_base(base).double(), merged(base, adapter)
     each = [[seen(name, model, file) for model in models] for file in files]
     assert report.certificate.exact
@@ -129,34 +146,32 @@ def test_every_number_is_what_plain_passes_say(name: str, tmp_path: Path) -> Non
             assert row.kl == pytest.approx(float((p.exp() * (p - q)).sum()), rel=1e-9)
 
 
-def test_the_change_of_an_operator_is_that_of_the_dense_ones(tmp_path: Path) -> None:
-    base, adapter = made("vit", tmp_path)
-    [file] = inputs("vit", tmp_path, 1)
-    report = lora_diff(base, adapter, inputs=file, dtype="float64")
-    given = {key: value.double() for key, value in load_file(file).items()}
+def test_the_change_of_an_operator_is_that_of_the_dense_ones(reported: Reported) -> None:
+    base, adapter, files, report = reported("vit")
 
     class Seeing:
         """Runs the model on the picture, as one that is given token ids."""
 
-        def __init__(self, model: Any) -> None:
+        def __init__(self, model: Any, file: str) -> None:
             self.get_submodule, self._model = model.get_submodule, model
+            self._given = {key: value.double() for key, value in load_file(file).items()}
 
         def __call__(self, input_ids: Tensor) -> Any:
-            return self._model(**given)
+            return self._model(**self._given)
 
     wiring = helpers.Wiring("vit.layers", "attention.o_proj")
     models = adapters.load_base(base).double(), merged(base, adapter)
-    before, after = (helpers.dense_blocks(Seeing(model), torch.zeros(1), wiring) for model in models)
-    for block, one, two in zip(report.blocks, before, after, strict=True):
-        assert block.operator.relative_change == pytest.approx(relative(one.W, two.W), rel=1e-6)
+    each = [[helpers.dense_blocks(Seeing(m, file), torch.zeros(1), wiring) for m in models] for file in files]
+    for k, block in enumerate(report.blocks):
+        want = mean([relative(before[k].W, after[k].W) for before, after in each])
+        assert block.operator.relative_change == pytest.approx(want, rel=1e-6)
 
 
-def test_the_merged_checkpoint_says_the_same(tmp_path: Path) -> None:
+def test_the_merged_checkpoint_says_the_same(reported: Reported, tmp_path: Path) -> None:
     """Where transformers writes tensors under other names than the modules have, Eq. 18 finds them all the same."""
-    base, adapter = made("vit", tmp_path)
+    base, adapter, files, one = reported("vit")
     merged(base, adapter).float().save_pretrained(tmp_path / "tuned")
-    files = inputs("vit", tmp_path)
-    one, two = (lora_diff(base, tuned, inputs=files) for tuned in (adapter, tmp_path / "tuned"))
+    two = lora_diff(base, tmp_path / "tuned", inputs=files)
     assert "vit.encoder.layer.0.intermediate.dense.weight" in load_file(base / "model.safetensors")
     assert two.eq18.holds
     assert len(two.eq18.on_second) == len(two.eq18.on_third) == 2
@@ -169,19 +184,19 @@ def numbers(report: Any) -> dict[str, Any]:
     return report.model_dump(exclude={"run"})
 
 
-def both_ways(*arguments: Any, **given: Any) -> None:
+def require_same_in_parts(whole: LoraReport, folder: Path, *arguments: Any, **given: Any) -> None:
     """Weights that are read block by block give the same report."""
-    disk = Path(arguments[0]).parent / "disk.json"
+    disk = folder / "disk.json"
     disk.write_text('{"": "disk"}')
-    whole, parts = lora_diff(*arguments, **given), lora_diff(*arguments, **given, device_map=str(disk))
     assert whole.blocks
-    assert numbers(whole) == numbers(parts)
+    assert numbers(lora_diff(*arguments, **given, device_map=str(disk))) == numbers(whole)
 
 
 @pytest.mark.parametrize("name", ["vit", "wav2vec2", "swin"])
-def test_weights_read_block_by_block_give_the_same(name: str, tmp_path: Path) -> None:
+def test_weights_read_block_by_block_give_the_same(name: str, reported: Reported, tmp_path: Path) -> None:
     """Of wav2vec2 with a page in front of the blocks."""
-    both_ways(*made(name, tmp_path), inputs=inputs(name, tmp_path))
+    base, adapter, files, whole = reported(name)
+    require_same_in_parts(whole, tmp_path, base, adapter, inputs=files, dtype="float64")
 
 
 # -- heads of an adapter's own -----------------------------------------------------------------------------------
@@ -221,7 +236,7 @@ def test_a_head_of_other_classes_leaves_all_but_kl(base: str, tmp_path: Path) ->
     said = "'classifier.bias', 'classifier.weight': of another number of classes than the base's"
     assert [f.message.startswith(said) for f in findings] == ([True] if base.endswith("Classification") else [])
     assert all((finding.rule, finding.level) == ("shape-mismatch", "warning") for finding in findings)
-    both_ways(tmp_path / "base", tmp_path / "adapter", inputs=files)
+    require_same_in_parts(one, tmp_path, tmp_path / "base", tmp_path / "adapter", inputs=files)
 
 
 def test_a_head_of_classes_on_a_model_of_texts_is_not_compared_with_its_next_token(tmp_path: Path) -> None:
@@ -250,19 +265,19 @@ def test_a_part_of_a_model_of_two_is_compared_as_that_part_alone(tmp_path: Path)
     for whole, folder in zip(wholes, ("one", "two"), strict=True):
         whole.vision_model.save_pretrained(tmp_path / folder)
     files = inputs("clip_vision_model", tmp_path)
-    parts = [lora_diff(tmp_path / "base", tmp_path / n, inputs=files, stack="vision") for n in ("adapter", "tuned")]
     alone = lora_diff(tmp_path / "one", tmp_path / "two", inputs=files)
-    for part in parts:
+    for name in ("adapter", "tuned"):
+        part = lora_diff(tmp_path / "base", tmp_path / name, inputs=files, stack="vision")
         assert any(note.startswith("--stack vision: the CLIPVision") for note in part.warnings)
         assert len(part.modules) == 8  # of texts as well
         assert len(part.eq18.on_third) == 2
         for mine, theirs in zip(part.blocks, alone.blocks, strict=True):
             assert mine.operator.relative_change == pytest.approx(theirs.operator.relative_change, rel=1e-4)
             assert mine.terms.ffn == pytest.approx(theirs.terms.ffn, rel=1e-4)
+        if name == "adapter":
+            require_same_in_parts(part, tmp_path, tmp_path / "base", adapter, inputs=files, stack="vision")
     read = lora_diff(tmp_path / "base", adapter, prompts=[[5, 6]], stack="text")
     assert read.model.architecture == "CLIPTextModel"
-    both_ways(tmp_path / "base", adapter, inputs=files, stack="vision")
-    both_ways(tmp_path / "base", tmp_path / "tuned", inputs=files, stack="vision")
 
 
 def test_the_bases_processor_makes_what_both_read(tmp_path: Path) -> None:
@@ -274,9 +289,11 @@ def test_the_bases_processor_makes_what_both_read(tmp_path: Path) -> None:
     theirs = lora_diff(base, adapter, image=picture)
     one.save_pretrained(base)
     own = lora_diff(base, adapter, image=picture)
-    for processor, report in ((two, theirs), (one, own)):
-        tensors = {"pixel_values": processor(images=picture, return_tensors="pt")["pixel_values"]}
-        assert lora_diff(base, adapter, inputs=tensors).summary.kl == pytest.approx(report.summary.kl, rel=1e-6)
+    each = [{"pixel_values": made(images=picture, return_tensors="pt")["pixel_values"]} for made in (two, one)]
+    by_tensors = lora_diff(base, adapter, inputs=written(each, tmp_path)).by_prompt
+    for row in by_tensors:
+        assert (theirs, own)[row.prompt].summary.kl == pytest.approx(row.kl, rel=1e-6)
+    assert len(by_tensors) == 2
     said = "preprocessor_config.json.image_mean [0.5, 0.5, 0.5] and [0.4, 0.4, 0.4]; both models read what the base's"
     assert any(said in note for note in own.warnings)
     assert not any("what makes inputs differs" in note for note in theirs.warnings)

@@ -111,11 +111,11 @@ def wrapped_model(base: Path, adapter: Path) -> Any:
 @pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux alone")
 def test_processes_that_share_the_prompts_give_the_same_report(tmp_path: Path) -> None:
     base, adapter = made("llama", tmp_path)
-    alone, shared = (report_of(base, adapter, 6, processes) for processes in (1, 3))
+    alone, shared = (report_of(base, adapter, 4, processes) for processes in (1, 3))
     assert alone == shared
     assert alone.eq18 is not None
     assert alone.eq18.holds
-    assert len(alone.by_prompt or []) == 6
+    assert len(alone.by_prompt or []) == 4
 
 
 @pytest.mark.parametrize("model_type", NAMES)
@@ -383,15 +383,14 @@ def test_the_tuned_model_is_pefts(model_type: str, config: dict[str, Any], tmp_p
     torch.testing.assert_close(helpers.logits_of(tuned, prompt.input_ids), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_a_checkpoint_under_prompts_is_its_adapter(tmp_path: Path) -> None:
-    base, adapter = made("llama", tmp_path)
+def test_a_checkpoint_under_prompts_is_its_adapter(reported: Reported, tmp_path: Path) -> None:
+    base, adapter, expected = reported("llama")
     merged_model(base, adapter).save_pretrained(tmp_path / "tuned")
     weights = [weights_of(f) for f in (base, tmp_path / "tuned")]
     first = checkpoint_report(weights[0], weights[1], Directions(), quiet, lambda **_: RUN)
     loaded = load(str(base))
     with checkpoint_pair(first, loaded, load(str(tmp_path / "tuned")), quiet) as pair:
-        found = pair.report(some_prompts(loaded.model), shown, lambda **_: RUN)
-    expected = report_of(base, adapter)
+        found = pair.report(some_prompts(loaded.model, 1), shown, lambda **_: RUN)
     assert found.blocks is not None
     assert expected.blocks is not None
     for one, two in zip(found.blocks, expected.blocks, strict=True):
@@ -502,14 +501,14 @@ def test_classes_are_compared_with_those_of_their_names(tmp_path: Path) -> None:
     model.save_pretrained(tmp_path / "base")
     for parameter in model.classifier.parameters():
         parameter.data = parameter.data.roll(1, 0)
-    base = load(str(tmp_path / "base"))
+    base = Session(load(str(tmp_path / "base")), quiet)
+    prompts = some_prompts(base.loaded.model)
     shifted, other = {0: "Good", 1: "bad", 2: "so"}, {0: "good", 1: "bad", 2: "well"}
     found = {}
     for name, labels in (("shifted", shifted), ("other", other), ("none", {k: f"LABEL_{k}" for k in range(3)})):
         model.config.id2label = labels
         model.save_pretrained(tmp_path / name)
-        sessions = Session(base, quiet), Session(load(str(tmp_path / name)), quiet)
-        found[name] = compare_on_prompts(*sessions, some_prompts(base.model)).whole
+        found[name] = compare_on_prompts(base, Session(load(str(tmp_path / name)), quiet), prompts).whole
     assert found["shifted"].kl == pytest.approx(0.0, abs=1e-12)
     assert found["other"].reasons["kl"] == (
         "the models predict other classes: class 0 is 'bad' in the base, 'good' in the tuned model"
@@ -535,7 +534,7 @@ def test_a_head_for_next_tokens_needs_a_causal_mask(name: str, decoder: bool, tm
         getattr(transformers, f"{name}ForCausalLM")(config).save_pretrained(tmp_path / "base")
     config = peft.LoraConfig(r=2, lora_alpha=30, target_modules=["query", "value"])
     adapter = adapters.make(tmp_path / "base", tmp_path / "adapter", config)
-    report = report_of(tmp_path / "base", adapter)
+    report = report_of(tmp_path / "base", adapter, count=1)
     assert report.by_prompt is not None
     for prompt in report.by_prompt:
         assert (prompt.kl is not None) == (prompt.loss_base is not None) == bool(prompt.moved_tokens) == decoder
@@ -544,31 +543,24 @@ def test_a_head_for_next_tokens_needs_a_causal_mask(name: str, decoder: bool, tm
     assert decoder or "move with later tokens" in report.summary.reasons["kl"]
 
 
-def test_logits_that_rule_out_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logits_that_rule_out_tokens(reported: Reported, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both at -inf: not counted. Only the tuned model's: infinite, so null with the reason, and no mean of the rest."""
-    base, adapter = made("llama", tmp_path)
+    base, adapter, _ = reported("llama")
     calls: list[Tensor] = []
 
     def ruled_out(session: Session, output: Any, ids: Tensor) -> Tensor:
         calls.append(logits_of(session, output, ids).clone())
         calls[-1][:, 0] = -torch.inf
-        if tuned_only and len(calls) == 4:
+        if len(calls) == 4:  # the tuned model's of the second prompt
             calls[-1][0, 1] = -torch.inf
         return calls[-1]
 
     monkeypatch.setattr("duat_cli.analysis.lora.prompts.logits_of", ruled_out)
-    tuned_only = False
-    both = report_of(base, adapter)
-    assert both.by_prompt is not None
-    for row in both.by_prompt:
-        p, q = (logits[:, 1:].double().softmax(-1) for logits in calls[2 * row.prompt : 2 * row.prompt + 2])
-        assert row.kl == pytest.approx(float((p * (p / q).log()).sum(-1).mean()), rel=1e-6)
-    calls.clear()
-    tuned_only = True
     report = report_of(base, adapter)
     assert report.by_prompt is not None
     [first, second] = sorted(report.by_prompt, key=lambda row: row.prompt)
-    assert first.kl is not None
+    p, q = (logits[:, 1:].double().softmax(-1) for logits in calls[:2])
+    assert first.kl == pytest.approx(float((p * (p / q).log()).sum(-1).mean()), rel=1e-6)
     assert second.kl is None
     assert "probability 0" in second.reasons["kl"]
     assert report.summary.kl is None
@@ -576,7 +568,7 @@ def test_logits_that_rule_out_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_a_bias_that_the_base_lacks_has_no_change(tmp_path: Path) -> None:
-    base, _ = made("llama", tmp_path)
+    base = adapters.base_of("llama", tmp_path / "base")
     model = transformers.LlamaForCausalLM(
         transformers.AutoConfig.from_pretrained(base, attention_bias=True)  # as the adapter's own base had them
     )
@@ -587,7 +579,7 @@ def test_a_bias_that_the_base_lacks_has_no_change(tmp_path: Path) -> None:
 
 
 def test_where_nothing_changes_nothing_is_announced(tmp_path: Path) -> None:
-    base, _ = made("llama", tmp_path)
+    base = adapters.base_of("llama", tmp_path / "base")
     model = transformers.LlamaForCausalLM.from_pretrained(base)
     peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["q_proj"])).save_pretrained(tmp_path / "none")
     report = report_of(base, tmp_path / "none")

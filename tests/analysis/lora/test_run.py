@@ -23,6 +23,7 @@ from duat_cli.analysis.plan.shape import shape_of
 from duat_cli.analysis.plan.work import weight_reads
 from duat_cli.errors import CheckpointError, InputError, UnsupportedModelError
 from duat_cli.loading.adapter.source import find_tuned
+from duat_cli.loading.checkpoint import source
 from duat_cli.loading.checkpoint.preflight import inspect_folder
 from duat_cli.loading.checkpoint.source import demo_adapter_path, demo_path, resolve
 from duat_cli.loading.model.load import load_files
@@ -43,24 +44,33 @@ def answer(request: LoraRequest) -> tuple[LoraReport, list[str]]:
     return report, list(dict.fromkeys(steps))
 
 
+@pytest.fixture
+def bundled_short(short: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The demo and its adapter have fewer blocks."""
+    monkeypatch.setattr(source, "demo_path", lambda: short / "demo")
+    return short
+
+
 @pytest.mark.parametrize(
-    ("request_", "mode", "level"),
+    ("asked", "mode", "level"),
     [
-        (BUNDLED, "adapter", "weights"),
-        (replace(BUNDLED, tuned=ADAPTER, other=ADAPTER), "two adapters", "weights"),
-        (replace(BUNDLED, lint=True), "adapter", "lint"),
-        (replace(BUNDLED, tuned=DEMO), "checkpoint", "weights"),
-        (replace(BUNDLED, texts=PromptRequest(["abc"], None, 2)), "adapter", "prompts"),
-        (replace(BUNDLED, tuned=DEMO, texts=PromptRequest(["abc"], None, 2)), "checkpoint", "prompts"),
+        ({}, "adapter", "weights"),
+        ({"tuned": "adapter", "other": "adapter"}, "two adapters", "weights"),
+        ({"lint": True}, "adapter", "lint"),
+        ({"tuned": "demo"}, "checkpoint", "weights"),
+        ({"texts": PromptRequest(["abc"], None, 2)}, "adapter", "prompts"),
+        ({"tuned": "demo", "texts": PromptRequest(["abc"], None, 2)}, "checkpoint", "prompts"),
     ],
 )
-def test_what_is_compared(request_: LoraRequest, mode: str, level: str) -> None:
-    report, steps = answer(request_)
+def test_what_is_compared(asked: dict[str, Any], mode: str, level: str, bundled_short: Path) -> None:
+    folders = {name: str(bundled_short / asked[name]) for name in ("tuned", "other") if name in asked}
+    report, steps = answer(replace(BUNDLED, **{**asked, **folders}))
     assert (report.mode, report.level) == (mode, level)
     assert ("loading torch and transformers" in steps) == (level == "prompts")
     assert steps.index("looking for the demo model") < steps.index("loading torch")
 
 
+@pytest.mark.usefixtures("bundled_short")
 def test_no_base_reads_no_tensor_of_the_base() -> None:
     report, _ = answer(replace(BUNDLED, no_base=True))
     assert all(m.relative_frobenius is None for m in report.modules)

@@ -57,33 +57,44 @@ def some(many: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def lots(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """132 short prompts of 5 lengths: enough for batches of two."""
+    """66 short prompts of 5 lengths."""
     drawn = random.Random(2)
-    texts = ("".join(drawn.choice("abcdefgh ") for _ in range(drawn.randint(4, 8))) + "." for _ in range(132))
+    texts = ("".join(drawn.choice("abcdefgh ") for _ in range(drawn.randint(4, 8))) + "." for _ in range(66))
     file = tmp_path_factory.mktemp("prompts") / "lots.txt"
     file.write_text("\n".join(texts))
     return file
 
 
-@pytest.fixture
-def few(tmp_path: Path) -> Path:
+@pytest.fixture(scope="session")
+def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Six short prompts, two of them the same text."""
-    drawn, file = random.Random(1), tmp_path / "few.txt"
+    drawn, file = random.Random(1), tmp_path_factory.mktemp("prompts") / "few.txt"
     texts = ["".join(drawn.choice("abcdefgh ") for _ in range(drawn.randint(3, 6))) + "." for _ in range(6)]
     texts[4] = texts[1]
     file.write_text("\n".join(texts))
     return file
 
 
+@pytest.fixture(scope="session")
+def answers() -> dict[tuple[str, ...], str]:
+    """What commands of these words said that were asked with `known`."""
+    return {}
+
+
 @pytest.fixture
-def ask(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
-    """Run a command in this process, as one of several: its JSON without `run`, or what it says on standard error."""
+def ask(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, answers: dict[tuple[str, ...], str]
+) -> Callable[..., str]:
+    """Run a command in this process, as one of several: its JSON without `run`, or what it says on standard error.
+    known: a plain run that nothing is patched for, which is the same in every test and is made once."""
     monkeypatch.setattr(libraries, "calm", lambda talk: None)
     monkeypatch.setattr(run_module, "GRACE", 0.0)
     for name in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
 
-    def asked(*words: str, rank: int | None = None, world: int = 2, code: int = 0) -> str:
+    def asked(*words: str, rank: int | None = None, world: int = 2, code: int = 0, known: bool = False) -> str:
+        if known:
+            return answers[words] if words in answers else answers.setdefault(words, asked(*words))
         with monkeypatch.context() as patch:
             if rank is not None:
                 patch.setenv("RANK", str(rank))
@@ -106,7 +117,7 @@ def taken_up(ask: Callable[..., str], tmp_path: Path) -> TakenUp:
     `ask`, of one command. The plain report, which is that of the folder `out`, and the folder."""
 
     def resume(say: Callable[..., str], *words: str) -> tuple[str, Path]:
-        plain, out = say(*words), tmp_path / "out"
+        plain, out = say(*words, known=True), tmp_path / "out"
         say(*words, "--out", str(out), rank=2, world=3)
         [shard] = out.glob("shard-*")
         whole = shard.read_bytes().splitlines(keepends=True)
@@ -135,9 +146,9 @@ def run_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fi
             seen.extend(position for position, _ in chunk)
             return call(self, chunk, *more)
 
+        plain = say(*words, known=True)
         monkeypatch.setattr(run_module, "SIDE_BY_SIDE", 4)
         monkeypatch.setattr(plan_module, "way_of", lambda made: made.ways[request.param])
-        plain = say(*words)
         monkeypatch.setattr(runs, "__call__", counted)
         say(*words, "--out", str(out), rank=1)
         theirs = seen.copy()

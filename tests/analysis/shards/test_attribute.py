@@ -17,9 +17,9 @@ from duat_cli.errors import InputError
 COUNT = 6
 
 
-@pytest.fixture
-def few(tmp_path: Path) -> Path:
-    drawn, file = random.Random(1), tmp_path / "few.jsonl"
+@pytest.fixture(scope="module")
+def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    drawn, file = random.Random(1), tmp_path_factory.mktemp("prompts") / "few.jsonl"
     texts = ["".join(drawn.choice("abcdefgh ") for _ in range(drawn.randint(3, 6))) + "." for _ in range(COUNT)]
     texts[4] = texts[1]
     lines = [json.dumps({"text": text, "answer": text[0]}) for text in texts]
@@ -76,16 +76,18 @@ def test_other_options_are_refused(said: Any, tmp_path: Path) -> None:
         assert f"holds results of another {what}" in said(*options, "--out", out, code=2)
 
 
-def test_other_targets_in_the_same_field_are_refused(said: Any, few: Path, tmp_path: Path) -> None:
-    out, options = str(tmp_path / "out"), ["--target-field", "answer", "--first-token"]
-    said(*options, "--out", out)
-    lines = [json.loads(line) | {"less": "#7"} for line in few.read_text().splitlines()]
-    few.write_text("\n".join(map(json.dumps, lines)))
-    less = said(*options, "--against-field", "less", "--out", out, code=2)
+def test_other_targets_in_the_same_field_are_refused(said: Any, tmp_path: Path) -> None:
+    out, options, file = str(tmp_path / "out"), ["--target-field", "answer", "--first-token"], tmp_path / "two.jsonl"
+    lines = [{"text": text, "answer": "b"} for text in ("abc.", "de.")]
+    file.write_text("\n".join(map(json.dumps, lines)))
+    said(*options, "--out", out, prompts=file)
+    lines = [line | {"less": "#7"} for line in lines]
+    file.write_text("\n".join(map(json.dumps, lines)))
+    less = said(*options, "--against-field", "less", "--out", out, prompts=file, code=2)
     assert "holds results of another --against-field, not given there, less (" in less
-    lines[3]["answer"] = "h" if lines[3]["answer"] != "h" else "a"
-    few.write_text("\n".join(map(json.dumps, lines)))
-    assert "holds results of another --target-field, answer (" in said(*options, "--out", out, code=2)
+    lines[1]["answer"] = "a"
+    file.write_text("\n".join(map(json.dumps, lines)))
+    assert "holds results of another --target-field, answer (" in said(*options, "--out", out, prompts=file, code=2)
 
 
 def test_a_folder_of_another_command_is_refused(said: Any, two_layers: Path, few: Path, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from duat_cli.analysis.lora import eq18, findings
 from duat_cli.analysis.lora.prompts import Comparer
 from duat_cli.analysis.shards import lora as lora_module
+from duat_cli.loading.checkpoint import source
 from duat_cli.results import prompts
 
 COUNT = 6
@@ -55,38 +56,34 @@ def said(two_layers: Path, ask: Any) -> Any:
 def test_several_processes_give_the_plain_report(said: Any, ask: Any, tuned: Path, few: Path, tmp_path: Path) -> None:
     """Of an adapter too: see test_of_many_prompts_those_that_moved_most_are_listed."""
     words = [str(tuned), "--prompts", str(few)]
-    plain, out = said(*words), str(tmp_path / "out")
-    for rank in (2, 1):
-        assert said(*words, "--out", out, rank=rank, world=3) == ""
-    assert said(*words, "--out", out, rank=0, world=3) == plain
+    plain, out = said(*words, known=True), str(tmp_path / "out")
+    assert said(*words, "--out", out, rank=1) == ""
+    assert said(*words, "--out", out, rank=0) == plain
     assert ask("merge", out) == plain
     report = json.loads(plain)
     assert sorted(one["prompt"] for one in report["by_prompt"]) == list(range(COUNT))
     assert (report["level"], report["eq18"]["holds"]) == ("prompts", True)
 
 
-def test_the_demo(ask: Any, two: Path, tmp_path: Path) -> None:
-    words = ["lora-diff", "--prompts", str(two), "--max-tokens", "3"]
+def test_the_demo_and_the_bundled_prompts(
+    ask: Any, short: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source, "demo_path", lambda: short / "demo")
+    words = ["lora-diff", "--default-prompts", "--max-tokens", "3"]
     assert ask(*words, "--out", str(tmp_path / "out")) == ask(*words)
-
-
-def test_the_bundled_prompts(said: Any, adapter: Path, tmp_path: Path) -> None:
-    words = [str(adapter), "--default-prompts", "--max-tokens", "4"]
-    assert said(*words, "--out", str(tmp_path / "out")) == said(*words)
 
 
 def test_of_many_prompts_those_that_moved_most_are_listed(
     said: Any, ask: Any, adapter: Path, few: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = [str(adapter), "--prompts", str(few)]
-    whole = json.loads(said(*words))
+    whole = json.loads(said(*words, known=True))
     monkeypatch.setattr(findings, "LISTED", 4)
     monkeypatch.setattr(prompts, "LISTED", 4)
     monkeypatch.setattr(prompts, "FIRST", 2)
     plain, out = said(*words), str(tmp_path / "out")
-    for rank in (1, 2):
-        said(*words, "--out", out, rank=rank, world=3)
-    assert said(*words, "--out", out, rank=0, world=3) == ask("merge", out) == plain
+    said(*words, "--out", out, rank=1)
+    assert said(*words, "--out", out, rank=0) == ask("merge", out) == plain
     short = json.loads(plain)
     assert (short["by_prompt"], short["prompts"]) == (whole["by_prompt"][:4], whole["prompts"][:2])
     assert {name for name, value in whole.items() if short[name] != value} == {"by_prompt", "prompts"}
@@ -102,11 +99,11 @@ def test_what_is_torn_is_computed_again(said: Any, ask: Any, adapter: Path, few:
 
 
 def test_eq_18_is_tested_on_the_first_prompts(
-    said: Any, adapter: Path, few: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    said: Any, adapter: Path, two: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for one in (eq18, lora_module):
         monkeypatch.setattr(one, "INPUTS", 4)
-    words = [str(adapter), "--prompts", str(few)]
+    words = [str(adapter), "--prompts", str(two)]
     plain = said(*words)
     assert json.loads(plain)["eq18"]["inputs"] == 4
     assert said(*words, "--out", str(tmp_path / "out")) == plain

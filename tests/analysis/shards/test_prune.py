@@ -17,7 +17,7 @@ from duat_cli.analysis.shards import run as module
 from duat_cli.analysis.shards.folder import Folder
 from duat_cli.analysis.shards.prune import PruneRecord
 
-COUNT = 4
+COUNT = 3
 CHEAP = ["--measure", "2", "--device", "cpu"]
 
 
@@ -29,18 +29,18 @@ def held_out(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def four(few: Path, tmp_path: Path) -> Path:
-    file = tmp_path / "four.txt"
+def three(few: Path, tmp_path: Path) -> Path:
+    file = tmp_path / "three.txt"
     file.write_text("\n".join(few.read_text().splitlines()[:COUNT]))
     return file
 
 
 @pytest.fixture
-def said(two_layers: Path, four: Path, ask: Any) -> Any:
+def said(two_layers: Path, three: Path, ask: Any) -> Any:
     """Of prune-bound on the two layers."""
 
-    def say(*words: str, prompts: Path = four, **how: Any) -> str:
-        probes = [] if "--probes" in words else ["--probes", "4"]
+    def say(*words: str, prompts: Path = three, **how: Any) -> str:
+        probes = [] if "--probes" in words else ["--probes", "2"]
         return ask("prune-bound", str(two_layers), "--prompts", str(prompts), *CHEAP, *probes, *words, **how)
 
     return say
@@ -126,13 +126,23 @@ def test_other_criteria_ask_for_the_sets_alone(
 
 
 def test_another_pooling_asks_only_for_other_sets(
-    ask: Any, two_layers: Path, four: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ask: Any, two_layers: Path, three: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     embedder = tmp_path / "embedder"
     shutil.copytree(two_layers, embedder)
     transformers.AutoModel.from_pretrained(two_layers).save_pretrained(embedder)  # without its head
-    words = ["prune-bound", str(embedder), "--prompts", str(four), *CHEAP, "--granularity", "neuron", "--budget", "0.5"]
-    words += ["--probes", "4"]
+    words = [
+        "prune-bound",
+        str(embedder),
+        "--prompts",
+        str(three),
+        *CHEAP,
+        "--granularity",
+        "neuron",
+        "--budget",
+        "0.5",
+    ]
+    words += ["--probes", "2"]
     kept = ["--out", str(tmp_path / "out")]
     before = ask(*words, *kept)
     (embedder / "1_Pooling").mkdir()
@@ -151,7 +161,7 @@ def test_other_options_are_refused(said: Any, tmp_path: Path) -> None:
     for more, what in (
         (["--granularity", "head", "--metric", "hidden"], "--metric, kl there, hidden here"),
         (["--granularity", "neuron"], "--granularity"),
-        (["--granularity", "head", "--probes", "5"], "--probes, 4 there, 5 here"),
+        (["--granularity", "head", "--probes", "5"], "--probes, 2 there, 5 here"),
         (["--granularity", "head", "--ablate", "mean"], "--ablate, zero there, mean here"),
     ):
         assert f"holds results of another {what}" in said(*more, "--out", out, code=2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
 from collections.abc import Callable
@@ -85,10 +86,19 @@ CASES: dict[str, tuple[str, Any]] = {
 }  # fmt: skip
 
 
+Bases = Callable[[str], Path]
+
+
+@pytest.fixture(scope="module")
+def bases(tmp_path_factory: pytest.TempPathFactory) -> Bases:
+    """The base of a model's type: made once, and only read."""
+    return functools.cache(lambda model_type: adapters.base_of(model_type, tmp_path_factory.mktemp(model_type)))
+
+
 @pytest.mark.parametrize("name", CASES)
-def test_every_change_is_pefts_merge(name: str, tmp_path: Path) -> None:
+def test_every_change_is_pefts_merge(name: str, bases: Bases, tmp_path: Path) -> None:
     model_type, config = CASES[name]
-    base = adapters.base_of(model_type, tmp_path / "base")
+    base = bases(model_type)
     adapter = adapters.make(base, tmp_path / "adapter", config)
     expected, found = adapters.merged(base, adapter), adapters.ours(base, adapter)
     moved = {key for key, change in expected.items() if float(change.norm()) > 1e-6}
@@ -99,8 +109,8 @@ def test_every_change_is_pefts_merge(name: str, tmp_path: Path) -> None:
         torch.testing.assert_close(change, expected[key], rtol=0, atol=1e-6 * size, msg=lambda m, k=key: f"{k}: {m}")
 
 
-def test_trainable_tokens_of_a_tied_table_are_one_change(tmp_path: Path) -> None:
-    base = adapters.base_of("gemma", tmp_path / "base")
+def test_trainable_tokens_of_a_tied_table_are_one_change(bases: Bases, tmp_path: Path) -> None:
+    base = bases("gemma")
     config = peft.TrainableTokensConfig(token_indices=[1, 5], target_modules=["embed_tokens"])
     adapter = adapters.make(base, tmp_path / "adapter", config)
     assert sum("trainable_tokens_delta" in key for key in load_file(adapter / "adapter_model.safetensors")) == 2
@@ -147,16 +157,16 @@ def test_key_dialects_mean_the_same(rename: Callable[[str], str], llama: tuple[P
     assert all(torch.equal(expected[key], found[key]) for key in expected)
 
 
-def test_olora_on_conv1d_is_refused_as_peft_cannot_do_it(tmp_path: Path) -> None:
-    base = adapters.base_of("gpt2", tmp_path / "base")
+def test_olora_on_conv1d_is_refused_as_peft_cannot_do_it(bases: Bases, tmp_path: Path) -> None:
+    base = bases("gpt2")
     adapter = adapters.make(base, tmp_path / "adapter", lora(target_modules=GPT2, fan_in_fan_out=True))
     wrong = rewritten(adapter, tmp_path / "wrong", lambda key: key, init_lora_weights="olora")
     assert refused(base, wrong)
 
 
 @pytest.mark.parametrize("stated", [True, False])
-def test_the_base_decides_the_layout_not_the_config(stated: bool, tmp_path: Path) -> None:
-    base = adapters.base_of("gpt2", tmp_path / "base")  # attn.c_proj is square
+def test_the_base_decides_the_layout_not_the_config(stated: bool, bases: Bases, tmp_path: Path) -> None:
+    base = bases("gpt2")  # attn.c_proj is square
     adapter = adapters.make(base, tmp_path / "adapter", lora(target_modules=GPT2, fan_in_fan_out=True))
     wrong = rewritten(adapter, tmp_path / "wrong", lambda key: key, fan_in_fan_out=stated)
     expected, found = adapters.merged(base, adapter), adapters.ours(base, wrong)
@@ -172,8 +182,8 @@ def test_a_linear_base_with_a_config_that_says_conv1d(llama: tuple[Path, Path], 
     assert all(torch.equal(found[key], expected[key]) for key in tall)
 
 
-def test_a_copy_of_the_embedding_is_no_change(tmp_path: Path) -> None:
-    base = adapters.base_of("llama", tmp_path / "base")
+def test_a_copy_of_the_embedding_is_no_change(bases: Bases, tmp_path: Path) -> None:
+    base = bases("llama")
     adapter = adapters.make(base, tmp_path / "adapter", lora(target_modules=["embed_tokens"]))
     keys = load_file(adapter / "adapter_model.safetensors")
     assert "base_model.model.model.embed_tokens.base_layer.weight" in keys  # PEFT saves it
@@ -187,9 +197,9 @@ def test_a_copy_of_the_embedding_is_no_change(tmp_path: Path) -> None:
     torch.testing.assert_close(found["model.embed_tokens.weight"], low.T.double() * 5 / 3, rtol=0, atol=1e-6)
 
 
-def test_modules_to_save_of_a_resized_table_are_read_once(tmp_path: Path) -> None:
+def test_modules_to_save_of_a_resized_table_are_read_once(bases: Bases, tmp_path: Path) -> None:
     """PEFT 0.21 writes them with its infix and without, behind a save that finds the vocabulary resized."""
-    base = adapters.base_of("llama", tmp_path / "base")
+    base = bases("llama")
     rows = adapters.load_base(base).get_input_embeddings().weight.shape[0]
 
     def resized() -> Any:
@@ -220,9 +230,9 @@ def test_modules_to_save_of_a_resized_table_are_read_once(tmp_path: Path) -> Non
         read_keys(open_adapter(tmp_path / "adapter", "adapter"))
 
 
-def test_layer_replication_reads_the_repeated_layer(tmp_path: Path) -> None:
+def test_layer_replication_reads_the_repeated_layer(bases: Bases, tmp_path: Path) -> None:
     """Against the wrapped layers applied to unit vectors: PEFT's merge would add both copies to their shared weight."""
-    base = adapters.base_of("llama", tmp_path / "base")
+    base = bases("llama")
     config = lora(layer_replication=[[0, 2], [1, 2]], use_dora=True)
     adapter = adapters.make(base, tmp_path / "adapter", config)
     found = adapters.ours(base, adapter)
@@ -238,9 +248,9 @@ def test_layer_replication_reads_the_repeated_layer(tmp_path: Path) -> None:
     assert {int(key.split(".")[2]) for key in found} == {0, 1, 2}
 
 
-def test_experts_stored_the_other_way_round(tmp_path: Path) -> None:
+def test_experts_stored_the_other_way_round(bases: Bases, tmp_path: Path) -> None:
     """Files of older PEFT have A on the parameter's second axis; shapes tell."""
-    base = adapters.base_of("qwen3_moe", tmp_path / "base")
+    base = bases("qwen3_moe")
     config = lora(target_modules=[], target_parameters=["mlp.experts.down_proj"])
     adapter = adapters.make(base, tmp_path / "adapter", config)
     file = adapter / "adapter_model.safetensors"
@@ -270,8 +280,8 @@ def test_an_initialisation_that_cannot_be_undone_says_so(llama: tuple[Path, Path
         assert all(isinstance(plan, ParameterPlan) and plan.mutated == init and not plan.needs_base for plan in found)
 
 
-def test_adalora_with_pruned_ranks(tmp_path: Path) -> None:
-    base = adapters.base_of("llama", tmp_path / "base")
+def test_adalora_with_pruned_ranks(bases: Bases, tmp_path: Path) -> None:
+    base = bases("llama")
 
     def prune(tuned: Any) -> None:
         pattern = {}
@@ -288,8 +298,8 @@ def test_adalora_with_pruned_ranks(tmp_path: Path) -> None:
         torch.testing.assert_close(change, expected[key], rtol=0, atol=1e-6)
 
 
-def test_an_untouched_dora_is_no_change(tmp_path: Path) -> None:
-    base = adapters.base_of("llama", tmp_path / "base")
+def test_an_untouched_dora_is_no_change(bases: Bases, tmp_path: Path) -> None:
+    base = bases("llama")
     adapter = tmp_path / "adapter"
     peft.get_peft_model(adapters.load_base(base), lora(use_dora=True)).save_pretrained(adapter)
     assert adapters.ours(base, adapter) == {}
@@ -358,9 +368,9 @@ def refused(base: Path, adapter: Path) -> bool:
 
 
 @pytest.mark.parametrize("name", ["lora", "dora", "adalora", "ia3", "loha", "lokr", "tokens"])
-def test_a_tensor_of_another_shape_is_refused(name: str, tmp_path: Path) -> None:
+def test_a_tensor_of_another_shape_is_refused(name: str, bases: Bases, tmp_path: Path) -> None:
     model_type, config = CASES[name]
-    base = adapters.base_of(model_type, tmp_path / "base")
+    base = bases(model_type)
     adapter = adapters.make(base, tmp_path / "adapter", config)
     assert not refused(base, adapter)
     file = adapter / "adapter_model.safetensors"
@@ -372,9 +382,9 @@ def test_a_tensor_of_another_shape_is_refused(name: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("name", ["lora", "dora", "adalora", "loha"])
-def test_half_a_pair_is_refused(name: str, tmp_path: Path) -> None:
+def test_half_a_pair_is_refused(name: str, bases: Bases, tmp_path: Path) -> None:
     model_type, config = CASES[name]
-    base = adapters.base_of(model_type, tmp_path / "base")
+    base = bases(model_type)
     adapter = adapters.make(base, tmp_path / "adapter", config)
     file = adapter / "adapter_model.safetensors"
     tensors = load_file(file)
@@ -383,8 +393,8 @@ def test_half_a_pair_is_refused(name: str, tmp_path: Path) -> None:
         assert refused(base, adapter), key
 
 
-def test_a_token_that_is_named_twice_is_refused(tmp_path: Path) -> None:
-    base = adapters.base_of("llama", tmp_path / "base")
+def test_a_token_that_is_named_twice_is_refused(bases: Bases, tmp_path: Path) -> None:
+    base = bases("llama")
     adapter = adapters.make(base, tmp_path / "adapter", lora(trainable_token_indices=[3, 11, 4]))
     config = adapter / "adapter_config.json"
     stated = json.loads(config.read_text())
