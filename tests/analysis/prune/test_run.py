@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import as_loaded, minilm, single_model, token_ids
+from helpers import as_loaded, minilm, single_model, token_ids, two_single
 from paging import two_saved
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -34,29 +34,24 @@ def some_prompts(loaded: LoadedModel, count: int, tokens: int) -> list[Prompt]:
     return encode(tokenizer, default_prompts()[:count], tokens, known.max_positions, known.vocab_size)
 
 
+@functools.cache
 def analysed(
     name: str | None, kind: Kind, *, measure: int, probes: int = 32, count: int = 3, tokens: int = 24
 ) -> PruneReport:
-    return _analysed(name, kind, measure, probes, count, tokens).model_copy(deep=True)
-
-
-@functools.cache
-def _analysed(name: str | None, kind: Kind, measure: int, probes: int, count: int, tokens: int) -> PruneReport:
     loaded = load(name)
-    options = PruneOptions(kinds=(kind,), measure=measure, probes=probes, budget=1e-4)
+    options = PruneOptions(kinds=(kind,), measure=measure, probes=probes, budget=1e-4, effort="quick")
     return prune_bound(loaded, some_prompts(loaded, count, tokens), [], options, quiet).report
 
 
 # Bounds a little below what 300 neurons and all bundled prompts give: here are fewer of both.
 @pytest.mark.parametrize(
-    ("name", "kind", "measure", "probes", "count", "tokens"),
-    [("minilm", "neuron", 50, 32, 2, 16), ("demo", "head", 36, 64, 3, 24)],
+    ("name", "kind", "measure", "probes", "size"),
+    [("minilm", "neuron", 50, 32, {"count": 2, "tokens": 16}), ("demo", "head", 36, 64, {})],
 )
 def test_the_prediction_orders_and_sizes_the_measured_damage(
-    name: str, kind: Kind, measure: int, probes: int, count: int, tokens: int
+    name: str, kind: Kind, measure: int, probes: int, size: dict[str, int]
 ) -> None:
-    model = str(minilm()) if name == "minilm" else None
-    report = analysed(model, kind, measure=measure, probes=probes, count=count, tokens=tokens)
+    report = analysed(str(minilm()) if name == "minilm" else None, kind, measure=measure, probes=probes, **size)
     assert report.protocol.metric == ("hidden" if name == "minilm" else "kl")
     assert report.certificate.exact
     [found] = report.prediction
@@ -157,7 +152,7 @@ def test_fresh_prompts() -> None:
 
 def test_a_quick_run_says_what_it_leaves_out() -> None:
     """Prompts are cut for the picture, not for the guarantee, which fewer of them give; there are no bounds."""
-    model = single_model("llama")
+    model = two_single("llama")
     given = [Prompt("", str(k), token_ids(model, 300 if k < 2 else 5, k), k) for k in range(2 + 60)]
     options = PruneOptions(kinds=("head",), probes=4, measure=2, budget=0.3, effort="quick")
     report = prune_bound(as_loaded(model), given[:2], given[2:], options, lambda *_: None).report
@@ -292,7 +287,7 @@ def test_a_set_holds_no_more_than_all_where_blocks_share_weights(model_type: str
 
 def test_processes_that_share_the_prompts_find_the_same() -> None:
     """Terms, sets, their trial and Eq. 16; the model's modules are those that the results name."""
-    loaded = as_loaded(single_model("llama"))
+    loaded = as_loaded(two_single("llama"))
     prompts = [Prompt("", str(k), token_ids(loaded.model, 4 + k, k), k) for k in range(7)]
     given, held_out = prompts[:3], prompts[3:]
     options = PruneOptions(kinds=("head", "ffn"), probes=4, measure=2, budget=0.2, exceed=0.5, confidence=0.9)

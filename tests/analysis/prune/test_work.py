@@ -24,7 +24,7 @@ from duat_cli.loading.model.load import LoadedModel, load_files
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.terms.sites import TermId
 
-OPTIONS = PruneOptions(probes=2, measure=2, budget=0.3, exceed=0.5, confidence=0.9)
+OPTIONS = PruneOptions(probes=2, measure=2, budget=0.3, exceed=0.5, confidence=0.9, effort="quick")
 TYPES = ["albert", "lfm2_moe"]  # albert's blocks share one page; experts and mixers in lfm2_moe
 HELD_OUT = 4  # as many as a guarantee takes under these options
 
@@ -84,7 +84,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_five_reads_and_the_same_report(model_type: str, tmp_path: Path) -> None:
     """Forwards, backwards, forwards with the ablations, for sets of the whole parts that these ordered, and for Eq. 16
     of the chosen sets with their trial, beside which sets of other criteria go."""
-    folder, options = saved(model_type, tmp_path), replace(OPTIONS, criteria=True)
+    folder, options = saved(model_type, tmp_path), replace(OPTIONS, criteria=True, effort="default")
     resident, _ = run(folder, options, paged=False, trial=True)
     streamed, read = run(folder, options, paged=True, trial=True)
     assert same(streamed, resident)

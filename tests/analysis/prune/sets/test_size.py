@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -9,16 +12,45 @@ import torch
 from helpers import single_model
 from pruning import applied, parameters_of
 from safetensors.torch import load_file
+from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 
 from duat_cli.analysis.prune.sets.size import set_size
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.loading.model.given import given
-from duat_cli.loading.model.load import load
-from duat_cli.models.discovery.structure import discover
-from duat_cli.models.terms.sites import TermId, find_sites
+from duat_cli.loading.model.load import LoadedModel, load
+from duat_cli.models.discovery.structure import ModelStructure, discover
+from duat_cli.models.edits.parameters import BlockParameters
+from duat_cli.models.terms.sites import Sites, TermId, find_sites
 
 NEURONS = 48  # of an FFN of the small llama
+
+
+@dataclass(frozen=True)
+class Source:
+    """A tiny checkpoint, loaded and discovered."""
+
+    folder: Path
+    loaded: LoadedModel
+    structure: ModelStructure
+    sites: Sites
+    parameters: dict[nn.Module, BlockParameters]
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Source]:
+    """Of a model type, made once: what is written leaves the loaded model as it is."""
+
+    @functools.cache
+    def made(model_type: str) -> Source:
+        folder = tmp_path_factory.mktemp(model_type)
+        single_model(model_type).to(torch.bfloat16).save_pretrained(folder)
+        loaded = load(str(folder))
+        structure = discover(loaded.model)
+        sites = find_sites(structure)
+        return Source(folder, loaded, structure, sites, parameters_of(structure, sites))
+
+    return made
 
 
 def counts(folder: Path) -> tuple[int, int, int]:
@@ -56,15 +88,16 @@ def counts(folder: Path) -> tuple[int, int, int]:
     ],
 )
 def test_it_is_what_the_written_file_shows(
-    model_type: str, terms: list[tuple[str, int, int | None]], removed: int, tmp_path: Path
+    model_type: str,
+    terms: list[tuple[str, int, int | None]],
+    removed: int,
+    source: Callable[[str], Source],
+    tmp_path: Path,
 ) -> None:
-    single_model(model_type).to(torch.bfloat16).save_pretrained(tmp_path / "source")
-    loaded = load(str(tmp_path / "source"))
-    structure = discover(loaded.model)
-    sites, gone = find_sites(structure), [TermId(kind, block, index) for kind, block, index in terms]  # type: ignore[arg-type]
-    said = set_size(loaded, structure, sites, parameters_of(structure, sites), gone)
-    applied(loaded, structure, gone, tmp_path / "out")
-    before, after = counts(tmp_path / "source"), counts(tmp_path / "out")
+    here, gone = source(model_type), [TermId(kind, block, index) for kind, block, index in terms]  # type: ignore[arg-type]
+    said = set_size(here.loaded, here.structure, here.sites, here.parameters, gone)
+    applied(here.loaded, here.structure, gone, tmp_path / "out")
+    before, after = counts(here.folder), counts(tmp_path / "out")
     assert said.terms_removed == removed
     assert said.parameters_removed == before[0] - after[0]
     assert said.bytes_removed == before[2] - after[2]
@@ -86,32 +119,25 @@ def test_it_is_what_the_written_file_shows(
     ],
 )
 def test_whether_uniform_takes_terms_out_of_the_file_is_what_a_written_file_shows(
-    model_type: str, kind: str, leaves: bool, tmp_path: Path
+    model_type: str, kind: str, leaves: bool, source: Callable[[str], Source], tmp_path: Path
 ) -> None:
-    single_model(model_type).save_pretrained(tmp_path / "source")
-    loaded = load(str(tmp_path / "source"))
-    structure = discover(loaded.model)
-    sites = find_sites(structure)
-    of = parameters_of(structure, sites)
-    said = set_size(loaded, structure, sites, of, [TermId(kind, 0, 0)])  # type: ignore[arg-type]
+    here = source(model_type)
+    said = set_size(here.loaded, here.structure, here.sites, here.parameters, [TermId(kind, 0, 0)])  # type: ignore[arg-type]
     assert said.terms_removed == 0
     assert said.uniform_leaves == [kind] * leaves
     gone = [
         TermId(kind, k, i)  # type: ignore[arg-type]
-        for k, block in enumerate(structure.blocks)
-        for i in range(min(2, len(of[block.parts.module].each[kind])))  # type: ignore[index]
+        for k, block in enumerate(here.structure.blocks)
+        for i in range(min(2, len(here.parameters[block.parts.module].each[kind])))  # type: ignore[index]
     ]
-    applied(loaded, structure, gone, tmp_path / "out")
-    assert (counts(tmp_path / "out")[0] < counts(tmp_path / "source")[0]) is leaves
+    applied(here.loaded, here.structure, gone, tmp_path / "out")
+    assert (counts(tmp_path / "out")[0] < counts(here.folder)[0]) is leaves
 
 
-def test_weights_that_serve_other_places_are_not_counted(tmp_path: Path) -> None:
+def test_weights_that_serve_other_places_are_not_counted(source: Callable[[str], Source]) -> None:
     """Blocks that are one module: a term of one of them alone cannot be taken out."""
-    single_model("albert").save_pretrained(tmp_path / "source")
-    loaded = load(str(tmp_path / "source"))
-    structure = discover(loaded.model)
-    sites = find_sites(structure)
-    said = set_size(loaded, structure, sites, parameters_of(structure, sites), [TermId("head", 0, 1)])
+    here = source("albert")
+    said = set_size(here.loaded, here.structure, here.sites, here.parameters, [TermId("head", 0, 1)])
     assert (said.parameters_removed, said.parameters_zeroed) == (0, None)
     assert "one module" in said.reasons["parameters_zeroed"]
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
-from helpers import Detached, InDouble, double_model, single_model, token_ids
+from helpers import Detached, InDouble, double_model, single_model, token_ids, two_single
 from removal import OWN
 from torch import Tensor, nn
 
@@ -45,8 +46,8 @@ class Read:
 
 
 @functools.cache
-def read(model_type: str, *, double: bool = False) -> Read:
-    model = double_model(model_type) if double else single_model(model_type)
+def read(model_type: str, make: Callable[[str], Any] = single_model) -> Read:
+    model = make(model_type)
     structure = discover(model)
     return Read(model, structure, find_sites(structure), token_ids(structure.stack))
 
@@ -167,7 +168,7 @@ def by_hand(blocks: list[DenseBlock], terms: list[TermId], heads: int) -> tuple[
 
 @pytest.mark.parametrize("model_type", ["llama", "gpt2"])
 def test_it_is_what_dense_matrices_in_float64_give(model_type: str) -> None:
-    here = read(model_type, double=True)
+    here = read(model_type, double_model)
     with InDouble():
         found = dict(zip(SETS, printed(here, list(SETS.values())), strict=True))
     blocks = dense(here.model, here.ids, model_type)
@@ -194,8 +195,8 @@ EVERY = [
 @pytest.mark.parametrize("model_type", EVERY)
 @pytest.mark.parametrize("stand_in", ["zero", "mean"])
 def test_held_and_bound_are_one_vector(model_type: str, stand_in: str) -> None:
-    """Sets of every kind that go through several blocks, every third term of the model."""
-    here, means = read(model_type), None
+    """Sets of every kind that go through both blocks, every third term of the model."""
+    here, means = read(model_type, two_single), None
     if stand_in == "mean":
         means = mean_values(
             here.structure, here.sites, Hidden(here.structure), [here.ids, token_ids(here.structure.stack, 5, 1)]
