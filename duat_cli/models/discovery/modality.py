@@ -1,4 +1,4 @@
-"""The inputs of a model: token ids, or prepared images and sound."""
+"""The inputs of a model: token ids, or prepared images and sound; and those that it is probed with."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from duat_cli.models.instrument.calls import mappings_in
 from duat_cli.models.instrument.hooks import Forward, patched
 
-PLAIN = (type(None), bool, int, float, str, torch.dtype, torch.device)
+_PLAIN = (type(None), bool, int, float, str, torch.dtype, torch.device)
 
 
 class _Known(NamedTuple):
@@ -85,7 +85,7 @@ def _plain(value: Any) -> bool:
         return not value.requires_grad
     if isinstance(value, Mapping):
         return all(map(_plain, value.values()))
-    return all(map(_plain, value)) if isinstance(value, list | tuple) else isinstance(value, PLAIN)
+    return all(map(_plain, value)) if isinstance(value, list | tuple) else isinstance(value, _PLAIN)
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
