@@ -61,7 +61,7 @@ def heads(report: AttributeReport, number: int) -> Figure | None:
         key=f"heads-{number}",
         half=True,
         title=f"Leading heads: {title(one, len(report.prompts))}",
-        says="Moved: towards the logit through all later blocks, a way that other parts take. Written: straight to it.",
+        says="Moved: to the output through all later blocks, a way that other parts take. Written: straight to it.",
         picture=plot.svg(drawn, "Two points for each leading head."),
         tables=[
             table_of(
@@ -74,7 +74,7 @@ def heads(report: AttributeReport, number: int) -> Figure | None:
             )
         ],
         terms=["attribution[].direct.heads[].value", "attribution[].direct.heads[].moved"],
-        legend=[("dot", "s1", "moved"), ("dot", "s3", "written to the logit")],
+        legend=[("dot", "s1", "moved"), ("dot", "s3", "written to the output")],
         notes=noted(len(every) - len(found), "further heads are in the JSON."),
     )
 

@@ -93,7 +93,7 @@ def _inner(report: AttributeReport, number: int) -> Figure | None:
         half=True,
         title=f"Leading neurons and experts: {title(one, len(report.prompts))}",
         says="Parts of their unit's part, not beside it: those that lead through all later blocks, then those that "
-        "lead straight to the logit.",
+        "lead straight to the output.",
         tables=tables,
         terms=["attribution[].parts.neurons[].value"],
     )
@@ -119,7 +119,7 @@ def _predictions(report: AttributeReport, drawn: int, texts: int) -> Figure | No
     return Figure(
         key="all",
         title=f"All {len(report.attribution)} predictions",
-        says="In their order. Adding most is by size, whether it raises the logit or lowers it.",
+        says="In their order. Adding most is by size, whether it raises the output or lowers it.",
         tables=[table],
         terms=["attribution[].logit", "attribution[].rank"],
         notes=_left_out(drawn, texts, len(report.attribution)),

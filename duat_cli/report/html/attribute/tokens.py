@@ -32,7 +32,7 @@ from duat_cli.text import plural
 _STATES = 200  # most encoder states in their table, those with the largest parts
 _TOKENS = 64  # most tokens in a map, those with the largest parts
 _SERIES = (("UAT terms, through later blocks", "s1"), ("biases, through later blocks", "s2"),
-           ("heads, straight to the logit", "s3"), ("UAT terms, straight to the logit", "s4"))  # fmt: skip
+           ("heads, straight to the output", "s3"), ("UAT terms, straight to the output", "s4"))  # fmt: skip
 
 
 def coloured(report: AttributeReport, number: int, *, whole: bool = True) -> Figure:
@@ -71,7 +71,7 @@ def _tokens(one: Attribution, number: int, kept: list[int]) -> Table:
         kept,
         (Head("token", number=False), lambda i: token(one, i)),
         (Head("its own part", "logits", "value"), lambda i: SIGNED(one.parts.tokens[i].value)),
-        (Head("of it straight to the logit", "logits", "direct"), lambda i: SIGNED(one.parts.tokens[i].direct)),
+        (Head("of it straight to the output", "logits", "direct"), lambda i: SIGNED(one.parts.tokens[i].direct)),
         (Head("UAT terms at it", "logits"), lambda i: SIGNED(here[i])),
         numbers=kept,
     )
@@ -100,7 +100,7 @@ def _sums(one: Attribution) -> Table:
     rows = [
         ["through all later blocks", SIGNED(sum(t.value for t in p.tokens)), SIGNED(p.static.value), "", SIGNED(units),
          SIGNED(p.head_bias)],
-        ["straight to the logit", SIGNED(d.tokens), SIGNED(d.static), SIGNED(sum(h.value for h in d.heads)),
+        ["straight to the output", SIGNED(d.tokens), SIGNED(d.static), SIGNED(sum(h.value for h in d.heads)),
          SIGNED(sum(u.value for u in d.units)), SIGNED(d.head_bias)],
     ]  # fmt: skip
     names = ["tokens", "biases", "heads", "UAT terms", "head bias"]
@@ -188,7 +188,7 @@ def blocks(report: AttributeReport, number: int) -> Figure:
         key=f"blocks-{number}",
         half=True,
         title=f"What each block adds: {title(one, len(report.prompts))}",
-        says="Two readings, each adding up to the logit with the tokens: through all later blocks, and straight to it.",
+        says="Two readings, each adding up to the output with the tokens: through later blocks, and straight to it.",
         picture=plot.svg(drawn, "Four lines over blocks."),
         tables=[
             Table(

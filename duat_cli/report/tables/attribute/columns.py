@@ -12,11 +12,11 @@ HEADS = [
 ]
 INNER = [
     Column(("total",), "value", SIGNED, ("part", "logits")),
-    Column(("direct",), "direct", SIGNED, ("straight to the logit", "logits")),
+    Column(("direct",), "direct", SIGNED, ("straight to the output", "logits")),
 ]
 STATES = [
     Column(("total",), "value", SIGNED, ("what its state brings", "logits")),
-    Column(("direct",), "direct", SIGNED, ("of it straight to the logit", "logits")),
+    Column(("direct",), "direct", SIGNED, ("of it straight to the output", "logits")),
 ]
 REMOVED = [
     Column(("part",), "part", SIGNED, ("part", "logits")),
