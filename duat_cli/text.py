@@ -18,8 +18,8 @@ _MEASURED = re.compile(r"(?<![\w./-])(\d+\.\d+e[+-]\d+)(?![\w.]*\w)")  # 1.0e-01
 
 def clean(text: str) -> str:
     """Text with every character that could steer a terminal, or hide in it, written as its escape."""
-    if text.isprintable():  # which none of them is, and nearly every text
-        return str(text)  # of markup too, which is escaped as any text
+    if text.isprintable():  # as nearly every text is; no such character is
+        return str(text)  # plain, also of markup
     return "".join(_escape(c) if unicodedata.category(c) in _ESCAPED else c for c in text)
 
 

@@ -127,12 +127,16 @@ def mappings_in(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[Key, Mut
 
 def tensors_in(value: Any, path: Path = ()) -> Iterator[tuple[Path, Tensor]]:
     """Every floating-point tensor in nested lists, tuples and mappings; indices and masks have no gradient."""
+    return ((at, tensor) for at, tensor in every_tensor(value, path) if tensor.is_floating_point())
+
+
+def every_tensor(value: Any, path: Path = ()) -> Iterator[tuple[Path, Tensor]]:
+    """Every tensor in nested lists, tuples and mappings, with its path."""
     if isinstance(value, Tensor):
-        if value.is_floating_point():
-            yield path, value
+        yield path, value
     elif isinstance(value, Mapping | list | tuple):
         for key, inner in value.items() if isinstance(value, Mapping) else enumerate(value):
-            yield from tensors_in(inner, (*path, key))
+            yield from every_tensor(inner, (*path, key))
 
 
 def first_tensor(args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor | None:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from duat_cli.models.instrument.calls import mappings_in
+from duat_cli.models.instrument.calls import every_tensor, mappings_in
 from duat_cli.models.instrument.hooks import Forward, patched
 
 _PLAIN = (type(None), bool, int, float, str, torch.dtype, torch.device)
@@ -27,8 +27,8 @@ class _Known(NamedTuple):
         rows = _rows(self.given, given)
         if not rows:
             return None
-        made = {id(t): t.repeat(rows, *[1] * (t.ndim - 1)) if t.ndim else t.clone() for t in _tensors(self.output)}
-        return copy.deepcopy(self.output, made)
+        several = (t for _, t in every_tensor(self.output) if t.ndim)
+        return copy.deepcopy(self.output, {id(t): t.repeat(rows, *[1] * (t.ndim - 1)) for t in several})
 
 
 class Towers:
@@ -88,21 +88,13 @@ def _plain(value: Any) -> bool:
     return all(map(_plain, value)) if isinstance(value, list | tuple) else isinstance(value, _PLAIN)
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping | list | tuple):
-        for inner in value.values() if isinstance(value, Mapping) else value:
-            yield from _tensors(inner)
-
-
 def _rows(first: Any, second: Any) -> int:
     """How many copies of all tensors of `first`, one after the other, are those of `second`, to the bit; 0 where they
     are not, or where something else differs. Both are plain."""
-    known, given = list(_tensors(first)), list(_tensors(second))
-    if not known or not known[0].ndim or not len(known[0]) or not given[:1] or not given[0].ndim:
+    known, given = (next((t for _, t in every_tensor(one) if t.ndim), None) for one in (first, second))
+    if known is None or given is None or not len(known):
         return 0
-    rows, rest = divmod(len(given[0]), len(known[0]))
+    rows, rest = divmod(len(given), len(known))
     return 0 if rest or not _same(first, second, rows) else rows
 
 

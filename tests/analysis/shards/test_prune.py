@@ -131,18 +131,8 @@ def test_another_pooling_asks_only_for_other_sets(
     embedder = tmp_path / "embedder"
     shutil.copytree(two_layers, embedder)
     transformers.AutoModel.from_pretrained(two_layers).save_pretrained(embedder)  # without its head
-    words = [
-        "prune-bound",
-        str(embedder),
-        "--prompts",
-        str(three),
-        *CHEAP,
-        "--granularity",
-        "neuron",
-        "--budget",
-        "0.5",
-    ]
-    words += ["--probes", "2"]
+    words = ["prune-bound", str(embedder), "--prompts", str(three), *CHEAP, "--granularity", "neuron"]
+    words += ["--budget", "0.5", "--probes", "2"]
     kept = ["--out", str(tmp_path / "out")]
     before = ask(*words, *kept)
     (embedder / "1_Pooling").mkdir()
