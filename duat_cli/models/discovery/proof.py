@@ -139,7 +139,8 @@ def _on_record(parts: BlockParts) -> BlockParts:
 def _opened(verdict: _Unproved, written: Trace) -> BlockParts:
     """The block with the suspected units replaced by the nonlinear modules inside them."""
     parts = verdict.parts
-    found = [v for u in verdict.culprits for v in nonlinear_units(u, written, set(parts.attending), parts.norms)]
+    others = {*parts.attending, *parts.weighing}
+    found = [v for u in verdict.culprits for v in nonlinear_units(u, written, others, parts.norms)]
     if not found:
         raise UnsupportedModelError(f"{parts.name}: {verdict.fault}")
     kept = [u for u in parts.units if u not in verdict.culprits]

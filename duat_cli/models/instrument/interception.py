@@ -90,7 +90,7 @@ class ClampFreezer(TorchFunctionMode):
         return x.copy_(y) if func in {Tensor.clamp_, Tensor.clip_} else y
 
 
-_SOFTMAX = {torch.softmax, torch.nn.functional.softmax, Tensor.softmax}
+SOFTMAX = {torch.softmax, torch.nn.functional.softmax, Tensor.softmax}
 _SDPA = torch.nn.functional.scaled_dot_product_attention
 _WHOLE = torch.nn.functional.multi_head_attention_forward
 
@@ -149,7 +149,7 @@ class SoftmaxInterception(TorchFunctionMode):
     """Watches one attention module's forward: the product that follows its softmax is H V.
 
     H is the left operand of the first product after the softmax whose last two axes are tokens by tokens, so that
-    casts, dropout (off) and head masks between the two stay the model's. `module` returns the module whose attention it
+    casts, dropout (off) and head masks between the two stay the model's; a sink, the last column, may be cut off. `module` returns the module whose attention it
     is at the time of the product.
     """
 
@@ -165,9 +165,11 @@ class SoftmaxInterception(TorchFunctionMode):
         kwargs = kwargs or {}
         if self.watch.inside_interface:
             return func(*args, **kwargs)
-        if func in _SOFTMAX:
+        if func in SOFTMAX:
             weights = func(*args, **kwargs)
-            if weights.ndim >= 3 and (weights.shape[-1] > 1 or weights.shape[-2] == 1):  # also of one token
+            axis = kwargs.get("dim", args[1] if len(args) > 1 else -1)
+            rows = weights.ndim >= 3 and axis in {-1, weights.ndim - 1}  # not a softmax over a window of tokens, say
+            if rows and (weights.shape[-1] > 1 or weights.shape[-2] == 1):  # also of one token
                 self._armed, self._scores = tuple(weights.shape[-2:]), args[0] if args else kwargs["input"]
             return weights
         if func is _WHOLE:  # torch runs the inside of this function without modes
@@ -182,12 +184,17 @@ class SoftmaxInterception(TorchFunctionMode):
         """The result of a call behind the softmax: H V through the probe if it is that product, else its own result."""
         if func in _PRODUCTS:
             left, right = _understood(func.__name__, _PRODUCTS[func], args, kwargs)
-            if tuple(left.shape[-2:]) == self._armed:
+            if self._is_armed(left):
                 self._armed = None
                 return self._product(left, right, self._scores)
         if func is torch.einsum and len(args) == 3:
             return self._einsum(func, args, kwargs)
         return func(*args, **kwargs)
+
+    def _is_armed(self, weights: Tensor) -> bool:
+        """Whether these weights have the shape of the last softmax, or of one whose last column was cut off."""
+        rows, columns = self._armed or (0, 0)
+        return weights.shape[-2:] in {(rows, columns), (rows, columns - 1)}
 
     def _product(self, weights: Tensor, value: Tensor, scores: Tensor | None) -> Tensor:
         """weights (…, N, N) @ value (…, N, d), or what the probe returns for it: batch 1, with any folding of batch and
@@ -252,7 +259,7 @@ class SoftmaxInterception(TorchFunctionMode):
         """The result of an einsum after the softmax, rewritten as the product H V where it is one."""
         equation, weights, value = args
         form = None if kwargs else _einsum_form(equation)
-        if form is None or tuple(weights.shape[-2:]) != self._armed:
+        if form is None or not self._is_armed(weights):
             return func(*args, **kwargs)
         self._armed = None
         return self._product(weights, value.permute(form.value), self._scores).permute(form.back)

@@ -69,6 +69,7 @@ class Recording:
     linears: dict[nn.Module, Tensor] = field(default_factory=dict)  # first linear -> its output
     attention: list[AttentionCall] = field(default_factory=list)
     gates: dict[nn.Module, list[Tensor]] = field(default_factory=lambda: defaultdict(list))  # of gated attention
+    weights: list[Tensor] = field(default_factory=list)  # of streams, where a token has several
     clamps: dict[nn.Module, list[HeldClamp]] = field(default_factory=lambda: defaultdict(list))  # of clipped attention
     extremes: Extremes = field(default_factory=Extremes)  # those of norms' and attention's outputs
     attention_rests: dict[nn.Module, tuple[Any, ...] | None] = field(default_factory=dict)  # attention's other outputs
@@ -361,7 +362,7 @@ class BlockRun:
             states = self.parts.cross.taken.get(args, kwargs)
             args, kwargs = self.parts.cross.taken.put(args, kwargs, states.new_zeros(()).expand_as(states))
         with self._rig.replaying(plan), contextlib.suppress(ReplayStop):
-            output = hidden_of(self._rig.call(self.parts.module, args, kwargs), apart)
+            output = hidden_of(self._rig.call(self.parts.module, args, kwargs), self.parts.hidden, apart)
             plan.result.output = output if self.prompts == 1 else output.reshape(items.shape)
         return plan.result
 

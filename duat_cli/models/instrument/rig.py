@@ -27,6 +27,7 @@ from duat_cli.models.holding import holding
 from duat_cli.models.instrument.activations import Extremes
 from duat_cli.models.instrument.attention import AttentionCall, Interface, Watch, apply_rows, mixed_by, watched
 from duat_cli.models.instrument.calls import first_tensor, hidden_of, on_another, only_tensor, without_cache
+from duat_cli.models.instrument.functions.streams import WeightFreezer
 from duat_cli.models.instrument.hooks import Forward, Instead, patched, unexchanged
 from duat_cli.models.instrument.interception import ClampFreezer, GateFreezer, SoftmaxInterception
 from duat_cli.models.instrument.mixer import KernelRows, MixerCall
@@ -77,6 +78,7 @@ class Rig:
         self._recording: Recording | None = None
         self._block: BlockParts | None = None
         self._plan: Substitutes | None = None
+        self._inner = False  # whether attention or a unit runs, in a block that weighs streams
         self._on_block: Callable[[BlockRun], None] | None = None
         self._calls, self._order = 0, order
 
@@ -190,7 +192,7 @@ class Rig:
         index, self._calls = self._calls, self._calls + 1
         if self._order and self._order[index : index + 1] != (module,):
             raise UnsupportedModelError(OTHER_BLOCKS)
-        hidden = hidden_of(output, parts.hidden.get(args, kwargs))
+        hidden = hidden_of(output, parts.hidden, parts.hidden.get(args, kwargs))
         run = BlockRun(self, index, parts, recording, without_cache(args, kwargs), hidden, self._prompts)
         run.find_windows()
         self._on_block(run)
@@ -259,7 +261,8 @@ class Rig:
         """Runs a mixer without softmax. A replay applies the model's own kernel to other values."""
         plan, recording = self._plan, self._recording
         if plan is not None:
-            return self._mixer_replay(plan.run.recording.mixers[module], plan, args, kwargs)
+            with holding(self, _inner=True):
+                return self._mixer_replay(plan.run.recording.mixers[module], plan, args, kwargs)
         if recording is None or self._block is None or self._block.mixer is None:
             return original(*args, **kwargs)
         with self.suspended():
@@ -300,22 +303,34 @@ class Rig:
 
     @contextlib.contextmanager
     def _watched(self, module: nn.Module) -> Iterator[None]:
-        """Enters the torch function modes that this module needs: none unless it is attention, which few blocks are."""
+        """Enters the torch function modes that this module needs: none unless it is attention, which few blocks are, or
+        in a block that weighs several streams a token."""
         known, held = self._by_attention.get(module), self._plan is not None
-        if known is None:
-            yield
-            return
-        parts, recording = known, self._recording
+        parts, recording = self._block, self._recording
         if self._plan is not None:
             parts, recording = self._plan.run.parts, self._plan.run.recording
         with contextlib.ExitStack() as stack:
-            if recording is not None and parts.clamped:
+            if parts is not None and recording is not None and parts.weighed:
+                own = module is parts.module
+                stack.enter_context(self._weighing(recording.weights, held=held) if own else holding(self, _inner=True))
+            if known is None:
+                yield
+                return
+            if parts is not None and recording is not None and parts.clamped:
                 stack.enter_context(ClampFreezer(self.watch, recording.clamps[module], held=held))
-            if recording is not None and parts.gated:
+            if parts is not None and recording is not None and parts.gated:
                 stack.enter_context(GateFreezer(self.watch, recording.gates[module], held=held))
             if module in known.intercepted:
                 stack.enter_context(SoftmaxInterception(self.watch, lambda: module))
             yield
+
+    def _weighing(self, weights: list[Tensor], *, held: bool) -> WeightFreezer:
+        """The mode that holds the weights of streams, in what belongs to no attention and no unit of the block."""
+
+        def apart() -> bool:
+            return self._inner or (self._plan is None and self._recording is None)
+
+        return WeightFreezer(weights, held=held, apart=apart)
 
     def _direct_attention(self, module: nn.Module, plan: Substitutes, x: Tensor) -> Tensor:
         """O(H V(x)) by the layers that V and O are read from; H V(x) where O stands outside the module."""

@@ -85,14 +85,14 @@ def without_each(
             raise NotInRowsError(f"{parts.name} takes one sequence for the {len(gone)} rows of a batch")
         output = removed(number, parts, original, args, kwargs)
         if number == len(structure.calls) - 1:
-            last(hidden_of(output, parts.hidden.get(args, kwargs)))
+            last(hidden_of(output, parts.hidden, parts.hidden.get(args, kwargs)))
         return output
 
     def removed(number: int, parts: BlockParts, original: Original, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         if number < start:
             call = calls[number]
             repeated = call.after.expand(len(gone), *call.after.shape[1:]).clone()
-            return with_hidden(call.output, call.before, repeated)
+            return with_hidden(call.output, parts.hidden, call.before, repeated)
         if number == start:
             hand_on(args, kwargs, with_handed(calls[number].args, calls[number].kwargs, in_rows))
         here = {row: one[number] for row, one in enumerate(gone) if number in one}
@@ -116,10 +116,10 @@ def without_each(
             output = original(*args, **kwargs)
         if not whole:
             return output
-        after = hidden_of(output, before).clone()
+        after = hidden_of(output, parts.hidden, before).clone()
         for row, hidden in whole.items():
             after[row] = hidden
-        return with_hidden(output, before, after)
+        return with_hidden(output, parts.hidden, before, after)
 
     return BlockPass(structure, forward, block, weights=weights, start=start)
 

@@ -162,7 +162,7 @@ class Refitting:
                 stack.enter_context(watching(list(removal.masks), removal.edit))
             stack.enter_context(watching(list(watch), see))
             try:
-                return hidden_of(parts.module(*args, **kwargs), hidden)
+                return hidden_of(parts.module(*args, **kwargs), parts.hidden, hidden)
             except _SeenError:
                 return hidden
 
