@@ -73,7 +73,7 @@ def ball_of(norm: nn.Module, width: int) -> Ball:
             form = recognise(twin, tokens, applied(twin, tokens))
         except (RuntimeError, LookupError):  # it takes another width, or only tensors of three axes
             form = None
-        if form is None:
+        if form is None or form.groups > 1:
             raise UnsupportedModelError(f"{type(norm).__name__} is no norm whose output has a largest size")
         if form.gain.numel() != width or (form.bias is not None and form.bias.numel() != width):
             raise UnsupportedModelError(f"{type(norm).__name__}'s gain depends on the token")

@@ -27,8 +27,6 @@ from duat_cli.models.instrument.routers import routing_weights
 from duat_cli.models.instrument.tracing import Event, Trace
 from duat_cli.models.value_path.projections import latent_projection, output_projection, value_projection
 
-MOST_GROUPS = 16  # most groups of channels, each scaled on its own, that a norm is tried for
-
 
 def find_parts(event: Event, name: str, written: Trace) -> BlockParts:
     """The parts of the block that `event` is a call of; `written` is the trace of that call. Raises NotFiniteError
@@ -117,7 +115,6 @@ def nonlinear_units(
             if not any(child.children()) and scale_invariant(child, event.tensors[0]):
                 raise UnsupportedModelError(
                     f"{type(child).__name__} ignores the scale of its input as a norm does, but cannot be frozen as one"
-                    + _by_group(child, event.tensors[0])
                 )
             yield child
         else:
@@ -134,18 +131,6 @@ def in_order(units: Iterable[nn.Module], written: Trace) -> tuple[nn.Module, ...
     """The units in the order in which their calls ended."""
     order = {event.module: place for place, event in enumerate(written.events)}
     return tuple(sorted(units, key=lambda unit: order[unit]))
-
-
-def _by_group(norm: nn.Module, x: Tensor) -> str:
-    """The end of the error text where a norm scales groups of channels apart; empty for any other norm. Such a norm
-    gives the same output when only its first group of channels is scaled up."""
-    for count in (n for n in range(min(MOST_GROUPS, x.shape[-1]), 1, -1) if x.shape[-1] % n == 0):
-        grown = x.clone()
-        grown[..., : x.shape[-1] // count] *= 16.0
-        with torch.no_grad():
-            if relative_error(wide(norm(grown)), wide(norm(16.0 * x))) <= 1e-2:
-                return f": each of {count} groups of its channels (streams side by side, say) has a scale of its own"
-    return ""
 
 
 def _holds_stream(event: Event) -> bool:

@@ -27,8 +27,20 @@ GATES = {
 }  # fmt: skip
 
 
+SOFTMAX = {torch.softmax, torch.nn.functional.softmax, Tensor.softmax}
+
+
+def _gives_rows(func: Any, args: Any, kwargs: Any) -> bool:
+    """Whether a softmax is over the last axis of at least three, as one whose rows are weights of tokens is. One over
+    another axis weighs the tokens of a window for each channel."""
+    given = [*args, *kwargs.values()]
+    axis, last = kwargs.get("dim", args[1] if len(args) > 1 else -1), given[0].ndim - 1
+    return func in SOFTMAX and last >= 2 and axis in {-1, last}
+
+
 class GateFreezer(TorchFunctionMode):
-    """Watches the gates of one attention module: outputs of squashing functions outside the attention function.
+    """Watches the gates of one attention module: outputs of squashing functions outside the attention function, and
+    weights of the tokens of a window for each channel.
 
     Without `held`, every such output is appended to `values`. With it, they are returned in order for any input.
     """
@@ -38,12 +50,14 @@ class GateFreezer(TorchFunctionMode):
         self._watch, self._values, self._held, self._calls = watch, values, held, itertools.count()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func not in GATES or self._watch.inside_interface:
-            return func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        gates = func in GATES or (func in SOFTMAX and not _gives_rows(func, args, kwargs))
+        if not gates or self._watch.inside_interface:
+            return func(*args, **kwargs)
         if self._held:
             return self._values[next(self._calls)]
         with functions_unwatched():  # one gate function may call another
-            value = func(*args, **(kwargs or {}))
+            value = func(*args, **kwargs)
         self._values.append(value)
         return value
 
@@ -90,7 +104,6 @@ class ClampFreezer(TorchFunctionMode):
         return x.copy_(y) if func in {Tensor.clamp_, Tensor.clip_} else y
 
 
-SOFTMAX = {torch.softmax, torch.nn.functional.softmax, Tensor.softmax}
 _SDPA = torch.nn.functional.scaled_dot_product_attention
 _WHOLE = torch.nn.functional.multi_head_attention_forward
 
@@ -167,9 +180,9 @@ class SoftmaxInterception(TorchFunctionMode):
             return func(*args, **kwargs)
         if func in SOFTMAX:
             weights = func(*args, **kwargs)
-            axis = kwargs.get("dim", args[1] if len(args) > 1 else -1)
-            rows = weights.ndim >= 3 and axis in {-1, weights.ndim - 1}  # not a softmax over a window of tokens, say
-            if rows and (weights.shape[-1] > 1 or weights.shape[-2] == 1):  # also of one token
+            if _gives_rows(func, args, kwargs) and (
+                weights.shape[-1] > 1 or weights.shape[-2] == 1
+            ):  # of one token too
                 self._armed, self._scores = tuple(weights.shape[-2:]), args[0] if args else kwargs["input"]
             return weights
         if func is _WHOLE:  # torch runs the inside of this function without modes

@@ -64,6 +64,8 @@ class AttentionOperator:
     offsets: tuple[int, ...] = (0,)  # how far behind their tokens values stand; every head stands once per offset
     head_gate: Tensor | None = None  # factor of all channels of a head by token, part of `rows`: (heads, N); None: ones
     ungated: RowSource | None = None  # `rows` without `head_gate`; None where there is no such gate
+    read: Tensor | None = None  # weights of the streams that V reads, (N, streams); None: one stream a token
+    reached: Tensor | None = None  # weights of the streams that O reaches, (N, streams), as in streams.py
 
     @property
     def products(self) -> int:
