@@ -42,6 +42,12 @@ class UnitCall:
     output: Tensor
     rest: tuple[Any, ...] | None
     behind_attention: bool  # whether attention had run before it
+    call: tuple[Sequence[Any], dict[str, Any]] = ((), {})  # its arguments, where it was called as a module
+
+    def again(self) -> Any:
+        """All that the module gives, called once more with its own arguments."""
+        args, kwargs = self.call
+        return self.module(*args, **kwargs)
 
 
 def handed_values(call: AttentionCall, x: Tensor) -> UnitCall:

@@ -228,14 +228,14 @@ class Rig:
         if recording is None or parts is None or x is None:
             return output
         tensor, rest = parted(output)
-        recording.units.append(UnitCall(module, x, tensor.clone(), rest, bool(recording.attention)))  # a copy, as above
+        call = without_cache(args, kwargs)
+        recording.units.append(UnitCall(module, x, tensor.clone(), rest, bool(recording.attention), call))  # see above
         if parts.second is not None and parts.second.form.module is module:
-            call = without_cache(args, kwargs)
             recording.second = functools.partial(MixerCall.capture, parts.second.form, original, *call)
         if parts.cross is not None and parts.cross.module is module:
             if len(recording.crossing) == 1:
                 states = parts.cross.states.get(args, kwargs)
-                recording.cross = CrossCall(*without_cache(args, kwargs), states, recording.crossing[0])
+                recording.cross = CrossCall(*call, states, recording.crossing[0])
             recording.extremes.see("attention", output)
         return output
 

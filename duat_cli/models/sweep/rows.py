@@ -16,6 +16,7 @@ from duat_cli.models.block.parts import BlockParts
 from duat_cli.models.budgets import ROW_BLOCKS, rows_at_once
 from duat_cli.models.discovery.structure import ModelStructure
 from duat_cli.models.instrument.calls import Path, hand_on, hidden_of, mappings_in, with_handed
+from duat_cli.models.instrument.mixer import repeated
 from duat_cli.models.sweep.lockstep import Weights
 from duat_cli.models.sweep.passes import (
     BlockCall,
@@ -91,8 +92,8 @@ def without_each(
     def removed(number: int, parts: BlockParts, original: Original, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         if number < start:
             call = calls[number]
-            repeated = call.after.expand(len(gone), *call.after.shape[1:]).clone()
-            return with_hidden(call.output, parts.hidden, call.before, repeated)
+            after = call.after.expand(len(gone), *call.after.shape[1:]).clone()
+            return _in_rows(with_hidden(call.output, parts.hidden, call.before, after), len(gone))
         if number == start:
             hand_on(args, kwargs, with_handed(calls[number].args, calls[number].kwargs, in_rows))
         here = {row: one[number] for row, one in enumerate(gone) if number in one}
@@ -133,6 +134,16 @@ def _gives_hidden_alone(call: BlockCall) -> bool:
     """Whether a block returns only hidden states and has no mapping to put tensors into. It then need not run where all
     of it is removed."""
     return isinstance(call.output, Tensor) and not mappings_in(call.args, call.kwargs)
+
+
+def _in_rows(output: Any, rows: int) -> Any:
+    """A block's output with what it gives beside hidden states, such as the choice of keys that later blocks share, once
+    for each row."""
+    if isinstance(output, Tensor):
+        return output
+    if isinstance(output, dict):
+        return type(output)(**dict(zip(output, repeated(output.values(), rows), strict=True)))
+    return type(output)(repeated(output, rows))
 
 
 def _rows(value: Tensor, rows: int, tokens: int) -> Tensor:
