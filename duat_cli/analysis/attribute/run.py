@@ -139,7 +139,7 @@ class Attributor:
         session, work = self._session, self._work
         broken = needed(work.chain).broken()
         every = [block.parts for block in session.structure.blocks]
-        if any(parts.mixer is not None or parts.weighed for parts in every):  # kernels and weights round to float32
+        if any(parts.mixer is not None or parts.streams > 1 for parts in every):  # kernels and weights round to float32
             self._tolerance = max(self._tolerance, tolerance_for(torch.float64))
         return AttributeHead(
             environment=session.environment(),

@@ -69,17 +69,13 @@ class BlockParts:
     cross: CrossAttention | None = None  # of a decoder block; its output is held as that of a unit
     second: SecondMixer | None = None  # one of the units, which has an operator of its own
     gated: bool = False  # whether squashing functions inside attention are dynamic parameters too
-    weighing: frozenset[nn.Module] = frozenset()  # modules that weigh the streams of a token: no units
+    streams: int = 1  # of a token; with several, squashing functions outside attention and units weigh them
+    weighing: frozenset[nn.Module] = frozenset()  # modules that do: no units
     clamped: bool = False  # whether attention clips tensors; the choice of clipped entries is a dynamic parameter too
     homogeneous: bool = False  # no biases anywhere: the replayed block maps zero to zero, and c = 0
     direct: bool = False  # whether attention is O(H V(x)) of the two projections alone, so that replay may skip Q and K
     batched: bool = False  # whether several items may share one replay
     arrives: bool = False  # whether the units' outputs are added to the block's output unchanged, and go nowhere else
-
-    @property
-    def weighed(self) -> bool:
-        """Whether squashing functions outside attention and units weigh several streams a token."""
-        return self.hidden.streams > 1 or bool(self.weighing)
 
     @property
     def feedforward(self) -> tuple[nn.Module, ...]:

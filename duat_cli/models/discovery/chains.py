@@ -115,7 +115,8 @@ def is_stage(event: Event, written: Trace) -> bool:
 def chained(name: str, position: int, before: Event, after: Event, written: Trace, *, added: bool) -> bool:
     """Whether a block takes the output of the one in front of it. Raises UnsupportedModelError if it does not but must.
 
-    name: the list of both blocks. written: the trace of the second. added: whether the model may change the stream between them (picture features, say).
+    name: the list of both blocks. written: the trace of the second. added: whether the model may change the stream
+    between them (picture features, say).
     """
     slot = hidden_slot(after, written)
     taken = slot.get(after.args, after.kwargs)

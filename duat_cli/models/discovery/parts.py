@@ -22,7 +22,7 @@ from duat_cli.models.block.parts import BlockParts
 from duat_cli.models.discovery.beside import beside, hidden_slot
 from duat_cli.models.discovery.cross import find_cross, with_projections
 from duat_cli.models.instrument.calls import handed, hidden_of
-from duat_cli.models.instrument.functions.streams import weighs_streams
+from duat_cli.models.instrument.functions.streams import streams_weighed
 from duat_cli.models.instrument.routers import routing_weights
 from duat_cli.models.instrument.tracing import Event, Trace
 from duat_cli.models.value_path.projections import latent_projection, output_projection, value_projection
@@ -43,7 +43,9 @@ def find_parts(event: Event, name: str, written: Trace) -> BlockParts:
     attention = tuple(dict.fromkeys(c.module for c in written.attention if c.module in inside - other))
     intercepted = {c.module for c in written.attention if c.path == "softmax interception"}
     norms = _norms(block, written)
-    weighing = frozenset(e.module for e in written.events if e.module is not block and weighs_streams(e, norms))
+    apart = {block, *(inner for module in (*attention, *other) for inner in module.modules())}
+    counts = {e.module: streams_weighed(e, norms) for e in written.events if e.module not in apart}
+    weighing = frozenset(module for module, count in counts.items() if count)
     units = tuple(nonlinear_units(block, written, {*attention, *other, *weighing}, norms))
     parts = BlockParts(
         name=name,
@@ -57,6 +59,7 @@ def find_parts(event: Event, name: str, written: Trace) -> BlockParts:
         units=units,
         cross=cross,
         weighing=weighing,
+        streams=max(hidden.streams, *counts.values()),
     )
     if len(attention) == 1:
         call = next(c for c in written.attention if c.module is attention[0])

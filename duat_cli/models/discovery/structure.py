@@ -362,7 +362,7 @@ class Discovery:
     def _found(self, event: Event, written: Trace) -> BlockParts:
         """The parts of the called module, if it is a block."""
         parts = find_parts(event, self._names[event.module], written)
-        if parts.weighed and event.module not in parts.attention:
+        if parts.streams > 1 and event.module not in parts.attention:
             self._tracer.attention.pop(event.module, None)
         require_one_sequence(event, parts)
         if not isinstance(self.probe, Tensor) and STATES in self.probe:

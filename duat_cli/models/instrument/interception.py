@@ -162,8 +162,8 @@ class SoftmaxInterception(TorchFunctionMode):
     """Watches one attention module's forward: the product that follows its softmax is H V.
 
     H is the left operand of the first product after the softmax whose last two axes are tokens by tokens, so that
-    casts, dropout (off) and head masks between the two stay the model's; a sink, the last column, may be cut off. `module` returns the module whose attention it
-    is at the time of the product.
+    casts, dropout (off) and head masks between the two stay the model's; a sink, the last column, may be cut off.
+    `module` returns the module whose attention it is at the time of the product.
     """
 
     watch: Watch

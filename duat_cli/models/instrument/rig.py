@@ -310,7 +310,7 @@ class Rig:
         if self._plan is not None:
             parts, recording = self._plan.run.parts, self._plan.run.recording
         with contextlib.ExitStack() as stack:
-            if parts is not None and recording is not None and parts.weighed:
+            if parts is not None and recording is not None and parts.streams > 1:
                 own = module is parts.module
                 stack.enter_context(self._weighing(recording.weights, held=held) if own else holding(self, _inner=True))
             if known is None:

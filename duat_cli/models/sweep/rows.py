@@ -137,8 +137,8 @@ def _gives_hidden_alone(call: BlockCall) -> bool:
 
 
 def _in_rows(output: Any, rows: int) -> Any:
-    """A block's output with what it gives beside hidden states, such as the choice of keys that later blocks share, once
-    for each row."""
+    """A block's output with what it gives beside hidden states, once for each row: the choice of keys that later blocks
+    share, say."""
     if isinstance(output, Tensor):
         return output
     if isinstance(output, dict):

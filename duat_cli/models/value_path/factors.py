@@ -116,7 +116,7 @@ def operator_of(run: BlockRun, known: BlockFactors, base: Base) -> AttentionOper
         scale, value_error = source_scale(product, target, known.offsets)
         value_errors = [value_error] * run.prompts
     elif not known.own:
-        read, read_error = reading_weights(run, known.heads) if run.parts.weighed else (None, 0.0)
+        read, read_error = reading_weights(run, known.heads) if run.parts.streams > 1 else (None, 0.0)
         product = difference = known.heads.values_of(weighed(wide(run.input[0]), read))
         if not run.parts.homogeneous:
             difference = product - known.heads.values_of(weighed(wide(base.items[0]), read))
@@ -251,7 +251,7 @@ def find_factors(run: BlockRun, base: Base) -> BlockFactors:
             gate = gate_of(run, base.given)[0] if gated else None
             factors = BlockFactors(HeadFactors(value(run), output(run, met, gate)), met, origin, gated=gated)
             scale, _, [error] = _reach(run, factors, gate, base)
-            found = factors if run.parts.weighed else factors.fitted(scale, error)
+            found = factors if run.parts.streams > 1 else factors.fitted(scale, error)
             accept(error, run.input.dtype)
             operator_of(run, found, base)
         except UnsupportedModelError as fault:
@@ -289,7 +289,7 @@ def _with_value(
     heads = HeadFactors(value, _read_output(run, tap, gate).repeat(len(offsets), 1, 1))
     factors = BlockFactors(heads, tap, origin, own=own, gated=True, offsets=offsets)
     scale, _, [error] = _reach(run, factors, gate, base)
-    found = factors if run.parts.weighed else factors.fitted(scale, error)
+    found = factors if run.parts.streams > 1 else factors.fitted(scale, error)
     operator_of(run, found, base)
     return found
 
@@ -384,8 +384,7 @@ def read_output(run: BlockRun, projection: Projection | None, call: AttentionCal
     if projection is None:
         raise UnsupportedModelError("no linear layer takes its concatenated heads")
     matrix = stored_matrix(projection.linear, run.input.dtype)
-    streams = run.input.shape[-1] / matrix.shape[-1] if run.parts.weighed else 1
-    if matrix.shape[0] != heads * width or run.input.shape[-1] != streams * matrix.shape[-1]:
+    if matrix.shape != (heads * width, run.input.shape[-1] // run.parts.streams):
         raise UnsupportedModelError("its output projection does not lead from the concatenated heads to the stream")
     matrix = matrix.reshape(heads, width, -1)
     if projection.norm is None or not tap.branch_norms:

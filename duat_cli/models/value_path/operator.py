@@ -68,6 +68,11 @@ class AttentionOperator:
     reached: Tensor | None = None  # weights of the streams that O reaches, (N, streams), as in streams.py
 
     @property
+    def streams(self) -> bool:
+        """Whether a token has several streams, which W' reads or reaches by their unit weights."""
+        return self.read is not None or self.reached is not None
+
+    @property
     def products(self) -> int:
         """How many Kronecker products W' is a sum of: one per head (and offset). With a gate, one per head and channel
         or one per head and token, whichever are fewer."""

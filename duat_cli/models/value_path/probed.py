@@ -148,7 +148,7 @@ def _arriving(run: BlockRun, linear: nn.Module, given: Sequence[Tensor], attenti
 def probe_value(run: BlockRun) -> Tensor:
     """V row by row, from unit vectors as tokens that go through the frozen block up to the attention function. Where a
     token has several streams, each is given the same vector."""
-    streams = run.parts.hidden.streams
+    streams = run.parts.streams
     tokens, width = run.input.shape[1], run.input.shape[2] // streams
     vector = gaussian((1, 1, width), run.input, SEED + 2).expand(1, tokens, width).repeat(1, 1, streams)
     base, at_vector = (values_of(run, z) for z in (torch.zeros_like(run.input), vector))
@@ -192,7 +192,7 @@ def probe_output(run: BlockRun, read: Callable[[Replay], Tensor], gate: Tensor |
         if gate is not None:
             shaped = (shaped / gate.transpose(0, 1)).to(like.dtype)
         met = read(run.replay(torch.zeros_like(like), attention=shaped))[0]  # (N, M)
-        return met.unflatten(1, (-1, like.shape[2] // run.parts.hidden.streams)).sum(dim=1)
+        return met.unflatten(1, (-1, like.shape[2] // run.parts.streams)).sum(dim=1)
 
     base = arrival(like.new_zeros(1, tokens, side))
     moved = arrival(gaussian((1, 1, side), like, SEED + 3).expand(1, tokens, side)) - base

@@ -40,7 +40,7 @@ def value_projection(hidden: Tensor, parts: BlockParts, written: Trace, call: At
             normed = norm_event.result
             if normed is None or not _same_tokens(read, normed):
                 continue
-            if parts.weighed or same_storage(norm_event.tensors[0], hidden):  # it reads what streams are weighed to
+            if parts.streams > 1 or same_storage(norm_event.tensors[0], hidden):  # it reads what streams are weighed to
                 return Projection(event.module, norm, columns)
     return None
 

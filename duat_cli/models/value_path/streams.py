@@ -24,7 +24,7 @@ def apart(x: Tensor, width: int) -> Tensor:
 
 
 def weighed(x: Tensor, weights: Tensor | None) -> Tensor:
-    """The weighted sum of the streams of each token, (N, width), for x (N, streams * width); x itself without weights."""
+    """The weighted sum of each token's streams, (N, width), for x (N, streams * width); x itself without weights."""
     return x if weights is None else torch.einsum("ns,nsw->nw", weights, apart(x, x.shape[-1] // weights.shape[-1]))
 
 

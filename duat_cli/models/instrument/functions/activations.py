@@ -2,7 +2,8 @@
 
 Written as g(z) = (g(z) / z) z, with the ratio of one pass held, an activation is linear. For GELU and SiLU the ratio is
 the gate that multiplies z; for ReLU it is 0 or 1. Every activation held in this way has g(0) = 0, so that nothing is
-lost where z is zero. If a model writes its activation or a norm out as a formula, the gate or the length in it is held instead.
+lost where z is zero. If a model writes its activation or a norm out as a formula, the gate or the length in it is held
+instead.
 """
 
 from __future__ import annotations

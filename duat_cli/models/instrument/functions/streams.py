@@ -50,56 +50,72 @@ class WeightFreezer(TorchFunctionMode):
         return value
 
 
-def weighs_streams(event: Event, norms: Mapping[nn.Module, NormForm]) -> bool:
-    """Whether a module weighs the streams of a token: with what its squashing functions give held, and its norms at
-    their scale, it gives several tensors of which some are constant, and each channel of the others is made of that
-    channel of the streams alone."""
-    if len([*tensors_in(event.output)]) < 2 or not event.tensors:
-        return False
-    x, weights, frozen = event.tensors[0], list[Tensor](), defaultdict[nn.Module, list[FrozenNorm]](list)
+def streams_weighed(event: Event, norms: Mapping[nn.Module, NormForm]) -> int:
+    """How many streams of a token a module weighs; 0 where it weighs none.
 
-    def outputs(value: Tensor, *, held: bool) -> list[Tensor]:
-        args = [value if a is x else a for a in event.args]
-        kwargs = {k: value if v is x else v for k, v in event.kwargs.items()}
+    With what its squashing functions give held, and its norms at their scale, such a module gives several tensors of
+    which some are constant, and each channel of the others is made of that channel of the streams alone. The streams
+    stand on an axis of their own or side by side.
+    """
+    if len([*tensors_in(event.output)]) < 2 or not event.tensors:
+        return 0
+    x, r, outputs = event.tensors[0], random_like(event.tensors[0]), _Held(event, norms)
+    try:
+        if not outputs.record(x):
+            return 0
+        every = [outputs(z) for z in (torch.zeros_like(x), x, r, x + r)]
+        moving = [values for values in zip(*every, strict=True) if not values[0].equal(values[2])]
+        width = min((at_0.shape[-1] for at_0, *_ in moving), default=1)
+        count = x[0, 0].numel() // width
+        if width == 1 or count == 1 or len(moving) == len(every[0]):
+            return 0
+        if any(values[0].shape[-1] % width or not _affine(*values) for values in moving):
+            return 0
+        one = outputs(x + r * (torch.arange(x.shape[-1], device=x.device) % width == 0))
+        moved = [after - before for before, after in zip(every[1], one, strict=True) if before.shape[-1] % width == 0]
+    except (RuntimeError, TypeError, ValueError, LookupError):
+        return 0
+    return 0 if any(tensor.unflatten(-1, (-1, width))[..., 1:].any() for tensor in moved) else count
+
+
+def _affine(at_0: Tensor, at_x: Tensor, at_r: Tensor, at_sum: Tensor) -> bool:
+    return relative_error(at_x + at_r - at_0, at_sum) <= tolerance_for(at_0.dtype)
+
+
+class _Held:
+    """A module with what its squashing functions give held, and its norms at their scale."""
+
+    def __init__(self, event: Event, norms: Mapping[nn.Module, NormForm]) -> None:
+        """event: a call of it, whose first tensor is exchanged."""
+        self._event, self._weights = event, list[Tensor]()
+        self._norms = {norm: norms[norm] for norm in event.module.modules() if norm in norms}
+        self._frozen = defaultdict[nn.Module, list[FrozenNorm]](list)
+
+    def record(self, x: Tensor) -> bool:
+        """Records what is held from then on; whether there are squashing functions."""
+        self._run(x, held=False)
+        return bool(self._weights)
+
+    def __call__(self, x: Tensor) -> list[Tensor]:
+        """Every tensor of the output, at least in float32."""
+        return [wide(tensor) for _, tensor in tensors_in(self._run(x, held=True))]
+
+    def _run(self, x: Tensor, *, held: bool) -> Any:
+        own, calls = self._event.tensors[0], defaultdict[nn.Module, Iterator[int]](itertools.count)
+        args = [x if a is own else a for a in self._event.args]
+        kwargs = {k: x if v is own else v for k, v in self._event.kwargs.items()}
+
+        def norm(module: nn.Module, original: Forward, args: Any, kwargs: Any) -> Tensor:
+            z, frozen = only_tensor(module, args, kwargs), self._frozen[module]
+            if held:
+                return frozen[next(calls[module])](z)
+            y: Tensor = original(*args, **kwargs)
+            frozen.append(freeze(self._norms[module], z, y))
+            return y
+
         with contextlib.ExitStack() as stack:
             stack.enter_context(torch.no_grad())
-            for norm in event.module.modules():
-                if norm in norms:
-                    stack.enter_context(patched(norm, _held(norms[norm], frozen[norm], held=held)))
-            stack.enter_context(WeightFreezer(weights, held=held, apart=lambda: False))
-            return [wide(tensor) for _, tensor in tensors_in(event.module(*args, **kwargs))]
-
-    try:
-        outputs(x, held=False)
-        if not weights:
-            return False
-        r = random_like(x)
-        at = [outputs(z, held=True) for z in (torch.zeros_like(x), x, r, x + r)]
-        moving = [place for place, (at_0, at_r) in enumerate(zip(at[0], at[2], strict=True)) if not at_0.equal(at_r)]
-        width = min((at[0][place].shape[-1] for place in moving), default=1)
-        if width == 1 or len(moving) == len(at[0]) or any(at[0][place].shape[-1] % width for place in moving):
-            return False
-        one = outputs(x + r * (torch.arange(x.shape[-1], device=x.device) % width == 0), held=True)
-    except (RuntimeError, TypeError, ValueError, LookupError):
-        return False
-    for place in moving:
-        at_0, at_x, at_r, at_sum = (values[place] for values in at)
-        others = (one[place] - at_x).unflatten(-1, (-1, width))[..., 1:]
-        if others.any() or not relative_error(at_x + at_r - at_0, at_sum) <= tolerance_for(x.dtype):
-            return False
-    return True
-
-
-def _held(form: NormForm, frozen: list[FrozenNorm], *, held: bool) -> Callable[..., Any]:
-    """What runs in place of a norm: the norm itself, recorded, or, where held, what was recorded, in call order."""
-    calls: Iterator[FrozenNorm] = iter(frozen)
-
-    def instead(module: nn.Module, original: Forward, args: Any, kwargs: Any) -> Tensor:
-        x = only_tensor(module, args, kwargs)
-        if held:
-            return next(calls)(x)
-        y: Tensor = original(*args, **kwargs)
-        frozen.append(freeze(form, x, y))
-        return y
-
-    return instead
+            for module in self._norms:
+                stack.enter_context(patched(module, norm))
+            stack.enter_context(WeightFreezer(self._weights, held=held, apart=lambda: False))
+            return self._event.module(*args, **kwargs)
