@@ -333,6 +333,7 @@ class Session:
             parameters=sum(p.numel() for p in model.parameters()),
             blocks=len(self.structure.calls),
             hidden_size=self.structure.hidden_size,
+            streams=self.structure.blocks[0].parts.streams,
             heads=self.heads,
             kv_heads=self.kv_heads,
             fingerprint=self.fingerprint,

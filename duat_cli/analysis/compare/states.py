@@ -19,7 +19,8 @@ from duat_cli.models.arrays import wide
 from duat_cli.models.discovery.modality import STATES
 from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.instrument.routers import Routed as RouterCall
-from duat_cli.models.value_path.operator import AttentionOperator, whole_rows
+from duat_cli.models.value_path.operator import AttentionOperator, one_stream, whole_rows
+from duat_cli.models.value_path.streams import DIFFERS
 from duat_cli.operators.input_change import Routed
 from duat_cli.operators.kronecker import gram as gram_of
 
@@ -97,7 +98,7 @@ def _cross(session: Session, run: BlockRun) -> OperatorState | None:
 
 
 def _state(operator: AttentionOperator, geometry: Callable[[], Geometry]) -> OperatorState:
-    channels = operator.by_channel()
+    channels = one_stream(operator, DIFFERS).by_channel()
     routed = _routed(operator, channels.source_scale)
     seen = visible((routed.attention != 0).any(dim=0), operator.allowed)
     gram = geometry().gram if operator.gate is None else gram_of(channels.factors)

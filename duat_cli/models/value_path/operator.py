@@ -17,6 +17,13 @@ from duat_cli.operators.uniform import uniform_rows
 CHANNEL_ELEMENTS = 1 << 26  # most elements of the attention matrices of single channels
 
 
+def one_stream(operator: AttentionOperator, why: str) -> AttentionOperator:
+    """The operator itself. Raises UnsupportedModelError with that reason where a token has several streams."""
+    if operator.streams:
+        raise UnsupportedModelError(why)
+    return operator
+
+
 def whole_rows(source: RowSource) -> Tensor:
     """All of H at once, (heads, N, N), without a copy where it is stored whole."""
     chunks = [weights for _, weights in source.chunks()]

@@ -15,7 +15,8 @@ from duat_cli.models.arrays import fit, fit_heads, random_like, relative_error, 
 from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.operators.kronecker import HeadFactors
 
-DIFFERS = "its tokens have several streams, and every input weighs them in its own way"
+WEIGHED = "a token has several streams, and its W' is that of their unit weights; inspect has its numbers"
+DIFFERS = "a token has several streams, which every input weighs in its own way; two W' are not laid beside each other"
 
 
 def apart(x: Tensor, width: int) -> Tensor:
