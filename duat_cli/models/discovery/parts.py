@@ -59,7 +59,7 @@ def find_parts(event: Event, name: str, written: Trace) -> BlockParts:
         units=units,
         cross=cross,
         weighing=weighing,
-        streams=max(hidden.streams, *counts.values()),
+        streams=max([hidden.streams, *counts.values()]),
     )
     if len(attention) == 1:
         call = next(c for c in written.attention if c.module is attention[0])

@@ -62,6 +62,30 @@ class GateFreezer(TorchFunctionMode):
         return value
 
 
+class WeightFreezer(TorchFunctionMode):
+    """Watches the squashing functions of a block that make the weights of its streams.
+
+    Without `held`, every output is appended to `values`. With it, they are returned in order for any input, once for
+    each item. apart: whether what runs now is left alone, as attention and FFNs are.
+    """
+
+    def __init__(self, values: list[Tensor], *, held: bool, apart: Callable[[], bool]) -> None:
+        super().__init__()
+        self._values, self._held, self._apart, self._calls = values, held, apart, itertools.count()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func not in GATES | SOFTMAX or self._apart():
+            return func(*args, **kwargs)
+        if self._held:
+            value, x = self._values[next(self._calls)], args[0] if args else kwargs["input"]
+            return value.expand(len(x) // len(value), *value.shape).flatten(0, 1)  # items stand in front of prompts
+        with functions_unwatched():  # one gate function may call another
+            value = func(*args, **kwargs)
+        self._values.append(value)
+        return value
+
+
 _CLAMPS = {torch.clamp, Tensor.clamp, torch.clip, Tensor.clip, Tensor.clamp_, Tensor.clip_}
 
 

@@ -42,17 +42,12 @@ class UnitCall:
     output: Tensor
     rest: tuple[Any, ...] | None
     behind_attention: bool  # whether attention had run before it
-    call: tuple[Sequence[Any], dict[str, Any]] = ((), {})  # its arguments, where it was called as a module
-
-    def again(self) -> Any:
-        """All that the module gives, called once more with its own arguments."""
-        args, kwargs = self.call
-        return self.module(*args, **kwargs)
+    again: Callable[[], Any]  # calls the module once more, with all of its own arguments
 
 
 def handed_values(call: AttentionCall, x: Tensor) -> UnitCall:
     """The values that an earlier block hands on, as the output of a unit. x: the input of the attention module."""
-    return UnitCall(call.module, x, call.value, None, behind_attention=False)
+    return UnitCall(call.module, x, call.value, None, False, functools.partial(call.module, x))
 
 
 @dataclass(frozen=True)
@@ -130,7 +125,7 @@ class Substitutes:
         return x.reshape(self.items, -1, x.shape[-1])
 
     def held(self, norm: FrozenNorm, x: Tensor) -> Tensor:
-        """The frozen norm applied to a replay's tensor, with the items in front of the prompts."""
+        """The frozen norm of a replay's tensor, with the items in front of the prompts."""
         return norm(x) if self.prompts == 1 else norm(x.unflatten(0, (self.items, -1))).flatten(0, 1)
 
     def passed(self, module: nn.Module, x: Tensor) -> None:

@@ -27,9 +27,8 @@ from duat_cli.models.holding import holding
 from duat_cli.models.instrument.activations import Extremes
 from duat_cli.models.instrument.attention import AttentionCall, Interface, Watch, apply_rows, mixed_by, watched
 from duat_cli.models.instrument.calls import first_tensor, hidden_of, on_another, only_tensor, without_cache
-from duat_cli.models.instrument.functions.streams import WeightFreezer
 from duat_cli.models.instrument.hooks import Forward, Instead, patched, unexchanged
-from duat_cli.models.instrument.interception import ClampFreezer, GateFreezer, SoftmaxInterception
+from duat_cli.models.instrument.interception import ClampFreezer, GateFreezer, SoftmaxInterception, WeightFreezer
 from duat_cli.models.instrument.mixer import KernelRows, MixerCall
 from duat_cli.models.instrument.records import (
     BlockRun,
@@ -229,7 +228,8 @@ class Rig:
             return output
         tensor, rest = parted(output)
         call = without_cache(args, kwargs)
-        recording.units.append(UnitCall(module, x, tensor.clone(), rest, bool(recording.attention), call))  # see above
+        again = functools.partial(module, *call[0], **call[1])
+        recording.units.append(UnitCall(module, x, tensor.clone(), rest, bool(recording.attention), again))  # see above
         if parts.second is not None and parts.second.form.module is module:
             recording.second = functools.partial(MixerCall.capture, parts.second.form, original, *call)
         if parts.cross is not None and parts.cross.module is module:
@@ -270,7 +270,7 @@ class Rig:
         recording.mixers[module] = call
         if not call.form.affine:
             x = call.read
-            recording.units.append(UnitCall(module, x, call.value, None, behind_attention=False))
+            recording.units.append(UnitCall(module, x, call.value, None, False, functools.partial(module, x)))
         recording.attention.append(call.attention())
         recording.extremes.see("attention", call.output)
         return call.output

@@ -51,7 +51,7 @@ from duat_cli.models.value_path.probed import (
     tokens_mixed,
     values_of,
 )
-from duat_cli.models.value_path.streams import reaching_weights, reading_weights, spread, weighed
+from duat_cli.models.value_path.streams import Reached, reaching_weights, reading_weights, spread, weighed
 from duat_cli.operators.kronecker import HeadFactors, at_offsets
 
 NO_MIXING = "it has no token mixer, so no token reaches another"
@@ -86,9 +86,10 @@ class BlockFactors:
     own: bool = False  # whether V does not read the stream: it selects channels of values that a UAT term makes
     offsets: tuple[int, ...] = (0,)  # of values made of several tokens: V and O of every head stand once per offset
 
-    def fitted(self, scale: Tensor, error: float) -> BlockFactors:
-        """These factors with t, (N,), as fitted for one input, if t is the same for all tokens, and the fit's error."""
-        return replace(self, token_scale=_constant_scale(scale, self.tap), error=error)
+    def fitted(self, scale: Tensor, error: float, reached: Tensor | None = None) -> BlockFactors:
+        """These factors with t, (N,), as fitted for one input, if t is the same for all tokens and reaches one stream
+        alone (else reached: its weights), and the fit's error."""
+        return replace(self, token_scale=_constant_scale(scale, self.tap) if reached is None else None, error=error)
 
     @property
     def reaching(self) -> Tensor:
@@ -128,7 +129,6 @@ def operator_of(run: BlockRun, known: BlockFactors, base: Base) -> AttentionOper
     if token_scale is None:
         token_scale, reached, output_errors = _reach(run, known, gate, base)
     errors = [max(*each, gate_error) for each in zip(value_errors, output_errors, strict=True)]
-    values = scale * product
     groups = known.heads.groups
     ungated = call.rows
     if (times := len(known.offsets)) > 1:
@@ -139,7 +139,7 @@ def operator_of(run: BlockRun, known: BlockFactors, base: Base) -> AttentionOper
         rows=rows,
         source_scale=scale[..., 0].repeat_interleave(groups, 0),
         token_scale=token_scale,
-        values=values.repeat_interleave(groups, 0),
+        values=(scale * product).repeat_interleave(groups, 0),
         factors=known.heads,
         error=max(errors),
         allowed=positions(run),
@@ -200,11 +200,8 @@ def checked(operator: AttentionOperator, run: BlockRun, tap: Tap) -> AttentionOp
     return replace(operator, error=max(operator.error, error))
 
 
-def _reach(
-    run: BlockRun, known: BlockFactors, gate: Tensor | None, base: Base
-) -> tuple[Tensor, Tensor | None, list[float]]:
-    """t for this input, (N,), the weights of the streams that are reached, if there are several, and each prompt's
-    residual: for a known R added to H V, t_i (g_i ∘ R) O arrives."""
+def _reach(run: BlockRun, known: BlockFactors, gate: Tensor | None, base: Base) -> Reached:
+    """As `reaching_weights`, for a known R that is added to H V: t_i u_i (g_i ∘ R) O arrives."""
     mixed = base.replay.mixed[0][:1]  # (1, N, heads, d)
     # R has the size of H V; own values are zero in the base, so there H V of the run is taken, lest the stream hide R
     added = random_like(run.attention[0].output if known.own else mixed, SEED)
@@ -250,8 +247,8 @@ def find_factors(run: BlockRun, base: Base) -> BlockFactors:
             met = probed if origin == "probed" else tap
             gate = gate_of(run, base.given)[0] if gated else None
             factors = BlockFactors(HeadFactors(value(run), output(run, met, gate)), met, origin, gated=gated)
-            scale, _, [error] = _reach(run, factors, gate, base)
-            found = factors if run.parts.streams > 1 else factors.fitted(scale, error)
+            scale, reached, [error] = _reach(run, factors, gate, base)
+            found = factors.fitted(scale, error, reached)
             accept(error, run.input.dtype)
             operator_of(run, found, base)
         except UnsupportedModelError as fault:
@@ -288,8 +285,8 @@ def _with_value(
     tap, gate = _find_tap(run), gate_of(run, base.given)[0]
     heads = HeadFactors(value, _read_output(run, tap, gate).repeat(len(offsets), 1, 1))
     factors = BlockFactors(heads, tap, origin, own=own, gated=True, offsets=offsets)
-    scale, _, [error] = _reach(run, factors, gate, base)
-    found = factors if run.parts.streams > 1 else factors.fitted(scale, error)
+    scale, reached, [error] = _reach(run, factors, gate, base)
+    found = factors.fitted(scale, error, reached)
     operator_of(run, found, base)
     return found
 

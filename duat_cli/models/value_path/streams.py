@@ -19,6 +19,10 @@ WEIGHED = "a token has several streams, and its W' is that of their unit weights
 DIFFERS = "a token has several streams, which every input weighs in its own way; two W' are not laid beside each other"
 
 
+Reached = tuple[Tensor, Tensor | None, list[float]]
+"""t, (N,); the weights of the streams that are reached, (N, streams), None for one stream; each prompt's residual."""
+
+
 def apart(x: Tensor, width: int) -> Tensor:
     """Streams (…, streams * width) as (…, streams, width)."""
     return x.unflatten(-1, (-1, width))
@@ -56,10 +60,10 @@ def reading_weights(run: BlockRun, heads: HeadFactors) -> tuple[Tensor, float]:
     return weights, relative_error(fitted.permute(2, 1, 0)[..., None] * product, moved)
 
 
-def reaching_weights(direction: Tensor, target: Tensor, prompts: int) -> tuple[Tensor, Tensor | None, list[float]]:
-    """t, (N,), the weights u of the streams, (N, streams), and each prompt's residual: t_i u_i direction_i arrives.
+def reaching_weights(direction: Tensor, target: Tensor, prompts: int) -> Reached:
+    """t and the weights u of the streams where t_i u_i direction_i arrives.
 
-    direction: (N, width). target: what arrives, (N, width) or that of every stream; u is None for the first.
+    direction: (N, width). target: what arrives, (N, width) or (N, streams * width).
     """
     if target.shape == direction.shape:
         scale = fit(direction, target)

@@ -1,4 +1,4 @@
-"""W' where a token has several streams, against the matrix that the model's own frozen block applies, entry by entry."""
+"""W' where a token has several streams, against the matrix that the model's own frozen block applies."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def case(model_type: str) -> tuple[AttentionOperator, Tensor, int]:
 
 
 def dense(run: BlockRun, tap: Tap) -> Tensor:
-    """What attention adds where it meets the stream, for each unit vector in place of the block's input: the block's own
-    code makes the values, and H, norms and the weights of streams are held."""
+    """What attention adds where it meets the stream, for each unit vector in place of the block's input, by the block's
+    own code: H, norms and the weights of streams are held."""
     zero = torch.zeros_like(run.input)
     columns = []
     silent = tap.read(run.replay(zero, attention=run.replay(zero).mixed[0]))

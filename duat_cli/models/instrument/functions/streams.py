@@ -10,44 +10,18 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
-from duat_cli.compat.torch import functions_unwatched
 from duat_cli.models.arrays import random_like, relative_error, tolerance_for, wide
 from duat_cli.models.block.norms import FrozenNorm, NormForm, freeze
 from duat_cli.models.instrument.calls import only_tensor, tensors_in
 from duat_cli.models.instrument.hooks import Forward, patched
-from duat_cli.models.instrument.interception import GATES, SOFTMAX
+from duat_cli.models.instrument.interception import WeightFreezer
 from duat_cli.models.instrument.tracing import Event
-
-
-class WeightFreezer(TorchFunctionMode):
-    """Watches the squashing functions of a block that make the weights of its streams.
-
-    Without `held`, every output is appended to `values`. With it, they are returned in order for any input, once for
-    each item. apart: whether what runs now is left alone, as attention and FFNs are.
-    """
-
-    def __init__(self, values: list[Tensor], *, held: bool, apart: Callable[[], bool]) -> None:
-        super().__init__()
-        self._values, self._held, self._apart, self._calls = values, held, apart, itertools.count()
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if (func not in GATES and func not in SOFTMAX) or self._apart():
-            return func(*args, **kwargs)
-        if self._held:
-            value, x = self._values[next(self._calls)], args[0] if args else kwargs["input"]
-            return value.expand(len(x) // len(value), *value.shape).flatten(0, 1)  # items stand in front of prompts
-        with functions_unwatched():  # one gate function may call another
-            value = func(*args, **kwargs)
-        self._values.append(value)
-        return value
 
 
 def streams_weighed(event: Event, norms: Mapping[nn.Module, NormForm]) -> int:
