@@ -236,6 +236,8 @@ def _values_go_beside(run: BlockRun, items: Tensor, made: Tensor) -> bool:
 def _gate_reason(parts: BlockParts, reason: str) -> str:
     if parts.clamped:
         reason = f"its attention clips what it computes; {reason}"
+    if parts.weighing and parts.hidden.streams == 1:
+        reason = f"streams side by side may be weighed channel by channel; {reason}"
     return f"a gate inside attention scales its channels, so {reason}" if parts.gated else reason
 
 

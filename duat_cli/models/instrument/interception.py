@@ -62,6 +62,9 @@ class GateFreezer(TorchFunctionMode):
         return value
 
 
+_WEIGHING = GATES | SOFTMAX
+
+
 class WeightFreezer(TorchFunctionMode):
     """Watches the squashing functions of a block that make the weights of its streams.
 
@@ -75,7 +78,7 @@ class WeightFreezer(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func not in GATES | SOFTMAX or self._apart():
+        if func not in _WEIGHING or self._apart():
             return func(*args, **kwargs)
         if self._held:
             value, x = self._values[next(self._calls)], args[0] if args else kwargs["input"]

@@ -112,7 +112,7 @@ class AttentionOperator:
         count = len(self.each)
         if not isinstance(self.rows, WindowRows) or self.rows.windows.count != count:
             raise UnsupportedModelError("its rows of H are not those of prompts behind each other")
-        if self.gate is not None or self.own:
+        if self.gate is not None or self.own or self.streams:
             raise UnsupportedModelError("its operator is not that of plain attention")
         scale = self.token_scale.reshape(count, -1) if len(self.token_scale) > 1 else self.token_scale.expand(count, 1)
         attention = self.rows.weights.to(scale.dtype)
