@@ -157,7 +157,8 @@ class Certified:
         (event, written), self._written[number] = needed(self._written[number]), None
         with torch.no_grad():
             inner = inner_of(self._structure, self._sites, written, number)
-            norms = _Norms(written, self._tracer.outside, self._before, self._structure.hidden_size, self._balls)
+            width = self._structure.hidden_size // inner.parts.streams
+            norms = _Norms(written, self._tracer.outside, self._before, width, self._balls)
             after = hidden_of(event.output, inner.parts.hidden, inner.parts.hidden.get(event.args, event.kwargs))
             self._before = after, or_reason(lambda: norms.feeding(after))
             branches = self._branches[inner.parts.module]
