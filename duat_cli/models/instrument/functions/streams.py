@@ -43,7 +43,7 @@ def streams_weighed(event: Event, norms: Mapping[nn.Module, NormForm]) -> int:
         count = x[0, 0].numel() // width
         if width == 1 or count == 1 or len(moving) == len(every[0]):
             return 0
-        if any(values[0].shape[-1] % width or not _affine(*values) for values in moving):
+        if any(values[0].shape[-1] % width or not _affine(*values, within=tolerance_for(x.dtype)) for values in moving):
             return 0
         one = outputs(x + r * (torch.arange(x.shape[-1], device=x.device) % width == 0))
         moved = [after - before for before, after in zip(every[1], one, strict=True) if before.shape[-1] % width == 0]
@@ -52,8 +52,8 @@ def streams_weighed(event: Event, norms: Mapping[nn.Module, NormForm]) -> int:
     return 0 if any(tensor.unflatten(-1, (-1, width))[..., 1:].any() for tensor in moved) else count
 
 
-def _affine(at_0: Tensor, at_x: Tensor, at_r: Tensor, at_sum: Tensor) -> bool:
-    return relative_error(at_x + at_r - at_0, at_sum) <= tolerance_for(at_0.dtype)
+def _affine(at_0: Tensor, at_x: Tensor, at_r: Tensor, at_sum: Tensor, *, within: float) -> bool:
+    return relative_error(at_x + at_r - at_0, at_sum) <= within
 
 
 class _Held:
