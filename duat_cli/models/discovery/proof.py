@@ -159,9 +159,11 @@ def _verdict(run: BlockRun, factors: bool) -> ProvedBlock | _Unproved:
         )
     take_handed(run)
     fault, culprits = _fault(run)
-    if fault is not None and not culprits and any(run.recording.gates.values()):
-        run.parts = replace(run.parts, gated=True)
+    if not culprits and any(run.recording.gates.values()) and (fault is not None or _gates_act(run)):
+        run.parts, ungated, held = replace(run.parts, gated=True), run.parts, fault is None
         fault, culprits = _gate_fault(run)
+        if held and fault is not None:
+            run.parts, fault, culprits = ungated, None, ()
     if fault is not None:
         if not culprits:
             raise UnsupportedModelError(f"{run.parts.name}: {fault}{blamed(run, fault)}")
@@ -239,6 +241,16 @@ def _gate_reason(parts: BlockParts, reason: str) -> str:
     if parts.weighing and parts.hidden.streams == 1:
         reason = f"streams side by side may be weighed channel by channel; {reason}"
     return f"a gate inside attention scales its channels, so {reason}" if parts.gated else reason
+
+
+def _gates_act(run: BlockRun) -> bool:
+    """Whether squashing functions inside attention change more than H, which is held: then they are gates, though a
+    coarse dtype may hide that the block is not affine without them."""
+    r = random_like(run.input)
+    live = run.replay(r).end
+    with holding(run, parts=replace(run.parts, gated=True)):
+        held = run.replay(r).end
+    return relative_error(held, live) > torch.finfo(live.dtype).eps
 
 
 def _gate_fault(run: BlockRun) -> tuple[str | None, tuple[nn.Module, ...]]:
