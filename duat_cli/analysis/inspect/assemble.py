@@ -45,8 +45,11 @@ def measured_block(
     beside: further fields of the result.
     """
     tokens, width = len(numbers.seen), like.shape[-1]
-    read = width if operator.read is not None else operator.factors.width  # another one where V reads own values
-    widths = width, read
+    factors = operator.factors  # of another width where V reads own values, or O reaches one of several streams
+    widths = (
+        factors.hidden_size if operator.reached is None else width,
+        factors.width if operator.read is None else width,
+    )
     return PromptBlock(
         prompt=0,  # the report numbers the prompts
         operator=_operator_stats(numbers, widths, like.element_size(), operator.products, error, options.spectrum),

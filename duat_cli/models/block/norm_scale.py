@@ -46,6 +46,8 @@ class NormScale:
 def norm_scale(norm: nn.Module, form: NormForm, x: Tensor) -> NormScale:
     """The scale of the norm around its input x, (…, M): fitted to two random vectors per token, checked on x. Raises
     UnsupportedModelError where the scale does not follow ‖P x‖."""
+    if form.groups > 1:
+        raise UnsupportedModelError(f"{type(norm).__name__} scales groups of channels apart")
     like = random_like(x.reshape(1, -1, x.shape[-1]))
     probes = [like / 2, 2 * like, x.reshape(like.shape)]
     plain = NormScale(form, 0.0, 0.0)

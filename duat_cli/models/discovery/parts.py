@@ -19,6 +19,7 @@ from duat_cli.errors import NotFiniteError, UnsupportedModelError, needed
 from duat_cli.models.arrays import equal, random_like, relative_error, rounding, same_storage, tolerance_for, wide
 from duat_cli.models.block.norms import NormForm, recognise, scale_invariant
 from duat_cli.models.block.parts import BlockParts
+from duat_cli.models.block.slots import taken
 from duat_cli.models.discovery.beside import beside, hidden_slot
 from duat_cli.models.discovery.cross import find_cross, with_projections
 from duat_cli.models.instrument.calls import handed, hidden_of
@@ -37,6 +38,9 @@ def find_parts(event: Event, name: str, written: Trace) -> BlockParts:
     if not bool(torch.isfinite(hidden_of(event.output, hidden, hidden.get(event.args, event.kwargs))).all()):
         raise NotFiniteError(f"{name} puts out values that are not finite")
     if hidden.streams > 1:  # the softmax of the block's own forward weighs streams
+        own = [call for call in written.attention if call.module is block]
+        if any(call.rows.tokens == hidden.get(event.args, event.kwargs).shape[1] for call in own):
+            raise UnsupportedModelError(f"{name} attends in the forward that weighs its streams, not in a module")
         written.attention[:] = [call for call in written.attention if call.module is not block]
     cross = find_cross(event, hidden, written)
     other = set() if cross is None else {cross.module}
@@ -44,7 +48,9 @@ def find_parts(event: Event, name: str, written: Trace) -> BlockParts:
     intercepted = {c.module for c in written.attention if c.path == "softmax interception"}
     norms = _norms(block, written)
     apart = {block, *(inner for module in (*attention, *other) for inner in module.modules())}
-    counts = {e.module: streams_weighed(e, norms) for e in written.events if e.module not in apart}
+    shape = taken(event.args, event.kwargs, hidden.key).shape
+    alike = [e for e in written.events if e.module not in apart and e.tensors and e.tensors[0].shape == shape]
+    counts = {e.module: streams_weighed(e, norms) for e in alike}
     weighing = frozenset(module for module, count in counts.items() if count)
     units = tuple(nonlinear_units(block, written, {*attention, *other, *weighing}, norms))
     parts = BlockParts(

@@ -164,6 +164,8 @@ def _verdict(run: BlockRun, factors: bool) -> ProvedBlock | _Unproved:
         fault, culprits = _gate_fault(run)
         if held and fault is not None:
             run.parts, fault, culprits = ungated, None, ()
+    if fault is None and run.parts.streams > 1:
+        fault = _weights_fault(run)
     if fault is not None:
         if not culprits:
             raise UnsupportedModelError(f"{run.parts.name}: {fault}{blamed(run, fault)}")
@@ -260,16 +262,27 @@ def _gate_fault(run: BlockRun) -> tuple[str | None, tuple[nn.Module, ...]]:
     output.
     """
     fault, culprits = _fault(run)
-    if fault is None:
-        zero, gates = torch.zeros_like(run.input), run.recording.gates
-        doubled = {module: [2 * value for value in values] for module, values in gates.items()}
-        with _without_biases(run):
-            once = run.replay(zero).end
-            with holding(run.recording, gates=defaultdict(list, doubled)):
-                twice = run.replay(zero).end
-        if not torch.equal(once, twice):
-            return "a squashing function inside its attention adds to the stream; it gates nothing", ()
+    gates = {module: [2 * value for value in values] for module, values in run.recording.gates.items()}
+    if fault is None and _moves_zero(run, gates=defaultdict(list, gates)):
+        return "a squashing function inside its attention adds to the stream; it gates nothing", ()
     return fault, culprits
+
+
+def _weights_fault(run: BlockRun) -> str | None:
+    """The fault of held weights of streams that are added, as in `_gate_fault`; None without it."""
+    if _moves_zero(run, weights=[2 * value for value in run.recording.weights]):
+        return "a squashing function of its own forward adds to the stream; it weighs no streams"
+    return None
+
+
+def _moves_zero(run: BlockRun, **doubled: Any) -> bool:
+    """Whether other held values move the block's output for a zero stream, without the block's biases."""
+    zero = torch.zeros_like(run.input)
+    with _without_biases(run):
+        once = run.replay(zero).end
+        with holding(run.recording, **doubled):
+            twice = run.replay(zero).end
+    return not torch.equal(once, twice)
 
 
 @contextlib.contextmanager

@@ -33,8 +33,8 @@ SOFTMAX = {torch.softmax, torch.nn.functional.softmax, Tensor.softmax}
 def _gives_rows(func: Any, args: Any, kwargs: Any) -> bool:
     """Whether a softmax is over the last axis of at least three, as one whose rows are weights of tokens is. One over
     another axis weighs the tokens of a window for each channel."""
-    given = [*args, *kwargs.values()]
-    axis, last = kwargs.get("dim", args[1] if len(args) > 1 else -1), given[0].ndim - 1
+    x = args[0] if args else kwargs["input"]
+    axis, last = kwargs.get("dim", args[1] if len(args) > 1 else -1), x.ndim - 1
     return func in SOFTMAX and last >= 2 and axis in {-1, last}
 
 
@@ -62,7 +62,7 @@ class GateFreezer(TorchFunctionMode):
         return value
 
 
-_WEIGHING = GATES | SOFTMAX
+_WEIGHING = {one for one in GATES | SOFTMAX if one.__name__ in ("sigmoid", "tanh", "softmax")}  # not an FFN's SiLU
 
 
 class WeightFreezer(TorchFunctionMode):
@@ -82,6 +82,8 @@ class WeightFreezer(TorchFunctionMode):
             return func(*args, **kwargs)
         if self._held:
             value, x = self._values[next(self._calls)], args[0] if args else kwargs["input"]
+            if x.shape == value.shape:
+                return value
             return value.expand(len(x) // len(value), *value.shape).flatten(0, 1)  # items stand in front of prompts
         with functions_unwatched():  # one gate function may call another
             value = func(*args, **kwargs)

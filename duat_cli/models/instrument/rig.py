@@ -204,11 +204,13 @@ class Rig:
             plan.passed(module, x)
             recorded, call = plan.run.recording, next(plan.calls[module])
             return joined(plan.held(recorded.norms[module][call], x), recorded.norm_rests[module][call])
-        output = original(*args, **kwargs)
+        with holding(self, _inner=True):  # a replay runs no norm
+            output = original(*args, **kwargs)
         if self._recording is not None and self._block is not None:
             y, rest = parted(output)
             frozen = (freeze_whole if self._whole else freeze)(self._block.norms[module], x, y)
-            self._recording.norms[module].append(with_zeros(frozen, x, on_another(original, args, kwargs)))
+            with holding(self, _inner=True):
+                self._recording.norms[module].append(with_zeros(frozen, x, on_another(original, args, kwargs)))
             self._recording.norm_rests[module].append(rest)
             self._recording.extremes.see("norm", y)
         return output

@@ -102,7 +102,7 @@ def without_each(
         before = parts.hidden.get(args, kwargs)
         whole = {row: one.bridge(before[row].clone()) for row, one in here.items() if one.whole}
         if len(whole) == len(gone) and _gives_hidden_alone(calls[number]):
-            return torch.stack([whole[row] for row in range(len(gone))]).to(calls[number].after)
+            return parts.hidden.apart(torch.stack([whole[row] for row in range(len(gone))]).to(calls[number].after))
         sites = list({site: None for one in here.values() for site in one.masks})
 
         def edit(site: Site, value: Tensor, index: Tensor | None) -> Tensor:

@@ -109,7 +109,7 @@ class Base:
 def operator_of(run: BlockRun, known: BlockFactors, base: Base) -> AttentionOperator:
     """W' of this block for this input. Raises UnsupportedModelError where its factors do not fit."""
     call = run.attention[0]
-    product, target = wide(call.value[0]), wide(call.value[0])  # (kv_heads, N, d)
+    product, target = wide(call.value[0]), wide(call.value[0])  # (kv_heads, N, d); s: (kv_heads, N, 1)
     scale, value_errors, read = torch.ones_like(product[..., :1]), [0.0] * run.prompts, None
     if len(known.offsets) > 1:
         product = known.heads.values_of(wide(run.input[0]))
@@ -122,7 +122,7 @@ def operator_of(run: BlockRun, known: BlockFactors, base: Base) -> AttentionOper
         if not run.parts.homogeneous:
             difference = product - known.heads.values_of(weighed(wide(base.items[0]), read))
             target = target - wide(base.replay.values[0][0])
-        scale = or_else(fit_heads(difference, target), difference, lambda: _of_others(run, known))  # (kv_heads, N, 1)
+        scale = or_else(fit_heads(difference, target), difference, lambda: _of_others(run, known, read))
         value_errors = [max(read_error, e) for e in relative_errors(scale * difference, target, run.prompts, axis=1)]
     gate, gate_error = gate_of(run, base.given) if known.gated else (None, 0.0)
     token_scale, reached, output_errors = known.token_scale, None, [known.error] * run.prompts
@@ -156,11 +156,11 @@ def operator_of(run: BlockRun, known: BlockFactors, base: Base) -> AttentionOper
     return operator
 
 
-def _of_others(run: BlockRun, known: BlockFactors) -> Tensor:
+def _of_others(run: BlockRun, known: BlockFactors, read: Tensor | None) -> Tensor:
     """s fitted to the frozen block's values for random vectors in place of the tokens', of which some may be zero."""
     zero, noise = torch.zeros_like(run.input), random_like(run.input)
     made = wide(values_of(run, noise)[0]) - wide(values_of(run, zero)[0])
-    return fit_heads(known.heads.values_of(wide(noise[0])), made)
+    return fit_heads(known.heads.values_of(weighed(wide(noise[0]), read)), made)
 
 
 def own_contribution(run: BlockRun, tap: Tap) -> tuple[Tensor, Tensor]:
@@ -234,7 +234,7 @@ def find_factors(run: BlockRun, base: Base) -> BlockFactors:
     tap = _find_tap(run)
     # Where the stream arrives nowhere unchanged, O is read, and its fit is the proof. O probed at the block's output
     # includes the layers that lead back to the stream (a bottleneck around attention).
-    probed = tap if tap.on_stream else Tap(OUTPUT, True, on_stream=False)
+    probed = tap if tap.on_stream or run.parts.streams > 1 else Tap(OUTPUT, True, on_stream=False)
     faults: list[str] = []
     for origin, gated, value, output in (
         ("read", False, read_value, _read_output),

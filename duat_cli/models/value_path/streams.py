@@ -68,6 +68,8 @@ def reaching_weights(direction: Tensor, target: Tensor, prompts: int) -> Reached
     if target.shape == direction.shape:
         scale = fit(direction, target)
         return scale[:, 0], None, relative_errors(scale * direction, target, prompts)
+    if len(target) != len(direction):
+        raise UnsupportedModelError("what its attention adds is met stream by stream, each as a token of its own")
     every = apart(target, direction.shape[-1])
     scale = fit(direction[:, None].expand_as(every), every)  # (N, streams, 1)
     errors = relative_errors((scale * direction[:, None]).flatten(1), target, prompts)

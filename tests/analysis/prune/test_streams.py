@@ -9,12 +9,13 @@ import pytest
 import torch
 from attributing import as_double, report_of
 from helpers import as_loaded, prompt_of, quiet, token_ids
+from own_code import PROMPTS, WIDTH, Attention, FeedForward, OwnStack, own
 from torch import Tensor, nn
 
 from duat_cli.analysis.compare.request import Texts
 from duat_cli.analysis.compare.run import CompareOptions, compare
 from duat_cli.analysis.matrix.run import matrix
-from duat_cli.api.models import prune_bound
+from duat_cli.api.models import inspect, prune_bound, verify
 from duat_cli.errors import UnsupportedModelError, needed
 from duat_cli.loading.texts import PromptText
 from duat_cli.loading.words import Words
@@ -111,3 +112,62 @@ def test_two_w_are_not_laid_beside_each_other() -> None:
         assert "several streams" in block.operator.reasons["relative"]
     with pytest.raises(UnsupportedModelError, match="has no explicit matrices: a token has several streams"):
         matrix(as_loaded(model), prompt_of(ids), 1, str, quiet)
+
+
+class Weighed(nn.Module):
+    """A block of two streams that returns one tensor; its weights are made in its own forward."""
+
+    inline = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.attention, self.ffn = nn.RMSNorm(WIDTH), Attention(), FeedForward()
+        self.make = nn.Linear(2 * WIDTH, 6, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        made = self.make(x.flatten(2))
+        read, reached, ffn = (part.sigmoid()[..., None] for part in made.chunk(3, dim=-1))
+        one = self.first((read * x).sum(dim=2))
+        if self.inline:
+            scores = (one @ one.mT).masked_fill(torch.ones(one.shape[1], one.shape[1]).triu(1).bool(), float("-inf"))
+            return x + reached * (scores.softmax(dim=-1) @ one)[:, :, None]
+        x = x + reached * self.attention(one)[:, :, None]
+        return x + ffn * self.ffn(self.first((read * x).sum(dim=2)))[:, :, None]
+
+
+class Inline(Weighed):
+    """With attention in that forward too."""
+
+    inline = True
+
+
+class TwoStreams(OwnStack):
+    def through(self, x: Tensor) -> Tensor:
+        return super().through(torch.stack([x, 0.5 * x], dim=2)).mean(dim=2)
+
+
+def test_code_of_ones_own_with_a_padding_token_and_blocks_that_go() -> None:
+    """The row of a padding token is zero, so that no scale of its values can be fitted to it."""
+    model = own(Weighed, TwoStreams)
+    model.model.embed.weight[5] = 0.0
+    report = prune_bound(model, prompts=PROMPTS, granularity="block", measure=2, probes=20)
+    assert report.certificate.exact
+    assert report.model.streams == 2
+    ids = [torch.tensor([prompt]) for prompt in PROMPTS]
+    for term in report.terms:
+        damages = []
+        for one in ids:
+            whole = model(one).logits[0].log_softmax(-1)
+            hook = model.model.layers[term.block].register_forward_hook(lambda _m, args, _out: args[0])
+            less = model(one).logits[0].log_softmax(-1)
+            hook.remove()
+            damages.append(float((whole.exp() * (whole - less)).sum(-1).mean()))
+        assert term.measured == pytest.approx(sum(damages) / 2, rel=1e-4)
+    for block in inspect(model, prompts=PROMPTS).blocks:
+        assert (block.operator.rows, block.operator.columns) == (15.0 / 2 * 2 * WIDTH, 15.0 / 2 * 2 * WIDTH)
+        assert block.operator.frobenius_norm is not None
+
+
+def test_attention_in_the_forward_that_weighs_streams_is_refused() -> None:
+    with pytest.raises(UnsupportedModelError, match="attends in the forward that weighs its streams"):
+        verify(own(Inline, TwoStreams), prompts=PROMPTS)

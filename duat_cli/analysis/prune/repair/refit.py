@@ -61,8 +61,8 @@ class Calls:
     @classmethod
     def of(cls, structure: ModelStructure, calls: Sequence[BlockCall], own: Own | None = None) -> Calls:
         """The calls of a recorded pass. own: outputs of the layers of `outputs`; None: `after` is not kept."""
-        empty = torch.empty(0)
-        kept = [structure.block(k).parts.hidden.put(c.args, c.kwargs, empty) for k, c in enumerate(calls)]
+        empty = [call.before.new_empty(1, 0, call.before.shape[2]) for call in calls]
+        kept = [structure.block(k).parts.hidden.put(c.args, c.kwargs, empty[k]) for k, c in enumerate(calls)]
         added = {
             number: call.before - front.after
             for number, (front, call) in enumerate(itertools.pairwise(calls), 1)

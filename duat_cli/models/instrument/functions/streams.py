@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from duat_cli.errors import DuatError
 from duat_cli.models.arrays import random_like, relative_error, tolerance_for, wide
 from duat_cli.models.block.norms import FrozenNorm, NormForm, freeze
 from duat_cli.models.instrument.calls import only_tensor, tensors_in
@@ -47,7 +48,7 @@ def streams_weighed(event: Event, norms: Mapping[nn.Module, NormForm]) -> int:
             return 0
         one = outputs(x + r * (torch.arange(x.shape[-1], device=x.device) % width == 0))
         moved = [after - before for before, after in zip(every[1], one, strict=True) if before.shape[-1] % width == 0]
-    except (RuntimeError, TypeError, ValueError, LookupError):
+    except (RuntimeError, TypeError, ValueError, LookupError, AttributeError, DuatError):
         return 0
     return 0 if any(tensor.unflatten(-1, (-1, width))[..., 1:].any() for tensor in moved) else count
 
