@@ -33,7 +33,7 @@ def saved(model_type: str, folder: Path) -> Path:
     return folder
 
 
-WHOLE = {*SHARING, "zamba"}  # blocks that need others by their numbers
+WHOLE = {*SHARING, "zamba", "gemma3n_text"}  # blocks that need others by their numbers
 
 
 def two_saved(model_type: str, folder: Path) -> Path:

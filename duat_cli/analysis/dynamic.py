@@ -39,8 +39,8 @@ def norm_scales(run: BlockRun) -> Iterator[tuple[str, Tensor]]:
 
 
 def _scale(norm: FrozenNorm) -> Tensor:
-    """Scale of a norm, without the batch axis of size one and the axis of features."""
-    scale = norm.scale[..., 0]
+    """Scale of a norm, without the batch axis of size one, and without that of groups of channels where it has one."""
+    scale = norm.scale[..., 0] if norm.form.groups == 1 else norm.scale
     return scale[0] if scale.ndim > 1 else scale
 
 

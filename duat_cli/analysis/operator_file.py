@@ -35,7 +35,8 @@ from duat_cli.analysis.session import Session
 from duat_cli.analysis.tensor_file import TensorFile, require_disk
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.loading.prompts import Prompt
-from duat_cli.models.value_path.operator import AttentionOperator
+from duat_cli.models.value_path.operator import AttentionOperator, one_stream
+from duat_cli.models.value_path.streams import WEIGHED
 from duat_cli.text import one_line
 
 FORMAT = "duat operators 1"
@@ -79,7 +80,7 @@ class OperatorFile:
         try:
             if operator.own:
                 raise UnsupportedModelError("its W' reads values (a mixer's own, or shared), no vectors of the stream")
-            operator = operator.by_channel()
+            operator = one_stream(operator, WEIGHED).by_channel()
         except UnsupportedModelError as fault:
             self.missing(block, str(fault))
             return

@@ -162,7 +162,7 @@ class Session:
 
     def waves(self, prompts: Sequence[Prompt]) -> Iterator[dict[int, Prompt]]:
         """Prompts by number, in waves of as many as fit side by side; one empty wave without prompts."""
-        tokens, width = [prompt.input_ids.shape[1] for prompt in prompts], shape_of(self.loaded.files, "auto").width
+        tokens, width = [prompt.input_ids.shape[1] for prompt in prompts], shape_of(self.loaded.files, "auto").stream
         for wave in prompt_waves(tokens, width, self._dtype.itemsize):
             yield {number: prompts[number] for number in wave}
 
@@ -333,6 +333,7 @@ class Session:
             parameters=sum(p.numel() for p in model.parameters()),
             blocks=len(self.structure.calls),
             hidden_size=self.structure.hidden_size,
+            streams=self.structure.blocks[0].parts.streams,
             heads=self.heads,
             kv_heads=self.kv_heads,
             fingerprint=self.fingerprint,

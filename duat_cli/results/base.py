@@ -107,6 +107,11 @@ class ModelFacts(Result):
     parameters: int = Field(description="number of parameters")
     blocks: int = Field(description="number of blocks of the model; one that runs several times counts each time")
     hidden_size: int = Field(description="hidden size M of the model; where blocks differ, of the first")
+    streams: int = Field(
+        default=1,
+        description="how many streams a token has between blocks (hyper-connections), which the hidden size counts "
+        "together; 1 in most models, and in reports of old versions",
+    )
     heads: int = Field(description="number of attention heads of a block; where blocks differ, the most")
     kv_heads: int = Field(description="number of key and value heads")
     fingerprint: str = Field(

@@ -16,7 +16,7 @@ from duat_cli.results.inspect import InspectReport, Spread
 from duat_cli.results.meaning import UNSAID, Meaning, meaning_of
 from duat_cli.results.operator import Coupling, OperatorStats
 
-COUNTS = ("index", "prompt", "block", "tokens", "parameters", "blocks", "hidden_size", "heads", "kv_heads")
+COUNTS = ("index", "prompt", "block", "tokens", "parameters", "blocks", "hidden_size", "streams", "heads", "kv_heads")
 
 
 class Sample(Result):

@@ -70,7 +70,7 @@ def expert_parts(
             events.append(Event(module, args, kwargs, output))
 
         with watching([held.site], put), hooked([held.site.module], after=see):
-            output = _again(held, unit)
+            output = unit.again()
         return parted(output)[0]
 
     with torch.enable_grad():
@@ -90,17 +90,6 @@ def expert_parts(
     size = inside.abs().sum(dim=2) + biases.abs() + experts.abs()
     far = (inside.sum(dim=2) + biases - experts).abs()
     return experts, inside if bool((far <= tolerance_for(whole.dtype) * size).all()) else None
-
-
-def _again(held: SiteCall, unit: UnitCall) -> Any:
-    """Runs the unit on its recorded input; experts that are not in one module with their router also get its output."""
-    routing = held.site.routing
-    if held.site.module is not unit.module or routing is None:
-        return unit.module(unit.input)
-    given = {0: unit.input, routing.index: held.index, routing.weights: held.value}
-    positions = sorted(key for key in given if isinstance(key, int))
-    named = {key: value for key, value in given.items() if isinstance(key, str)}
-    return unit.module(*(given[key] for key in positions), **named)
 
 
 def _inside(form: ExpertForm, z: Tensor, held: SiteCall, gradient: Tensor) -> tuple[Tensor, Tensor]:

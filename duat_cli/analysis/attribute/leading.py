@@ -81,7 +81,9 @@ def head_moves(block: BlockAdjoint, target: int, head: int) -> list[Move]:
 
 
 def _moves(call: AttentionCall, gradient: Tensor, head: int) -> list[Move]:
-    """The moves of one head. gradient: at H V of this head, (N, d)."""
+    """The moves of one head, none where it reads other vectors. gradient: at H V of this head, (N, d)."""
+    if call.value.shape[2] != call.rows.tokens:  # it reads more than the tokens, such as windows of them
+        return []
     value = call.value[0, head // (call.rows.heads // call.value.shape[1])].double()  # (N', d)
     found: list[Move] = []
     for rows, weights in call.rows.chunks():

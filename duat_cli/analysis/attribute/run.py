@@ -138,7 +138,8 @@ class Attributor:
         """The part of the report that no prompt changes; known once one has run."""
         session, work = self._session, self._work
         broken = needed(work.chain).broken()
-        if any(block.parts.mixer is not None for block in session.structure.blocks):  # mixers' kernels round to float32
+        every = [block.parts for block in session.structure.blocks]
+        if any(parts.mixer is not None or parts.streams > 1 for parts in every):  # kernels and weights round to float32
             self._tolerance = max(self._tolerance, tolerance_for(torch.float64))
         return AttributeHead(
             environment=session.environment(),

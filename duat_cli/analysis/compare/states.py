@@ -14,12 +14,14 @@ from duat_cli.analysis.inspect.measured.numbers import visible
 from duat_cli.analysis.session import Session
 from duat_cli.compat.transformers import largest_stated
 from duat_cli.errors import InputError, UnsupportedModelError, needed, or_reason
+from duat_cli.loading.checkpoint.sizes import STREAMS
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.arrays import wide
 from duat_cli.models.discovery.modality import STATES
 from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.instrument.routers import Routed as RouterCall
-from duat_cli.models.value_path.operator import AttentionOperator, whole_rows
+from duat_cli.models.value_path.operator import AttentionOperator, one_stream, whole_rows
+from duat_cli.models.value_path.streams import DIFFERS
 from duat_cli.operators.input_change import Routed
 from duat_cli.operators.kronecker import gram as gram_of
 
@@ -97,7 +99,7 @@ def _cross(session: Session, run: BlockRun) -> OperatorState | None:
 
 
 def _state(operator: AttentionOperator, geometry: Callable[[], Geometry]) -> OperatorState:
-    channels = operator.by_channel()
+    channels = one_stream(operator, DIFFERS).by_channel()
     routed = _routed(operator, channels.source_scale)
     seen = visible((routed.attention != 0).any(dim=0), operator.allowed)
     gram = geometry().gram if operator.gate is None else gram_of(channels.factors)
@@ -139,9 +141,9 @@ def _terms(run: BlockRun, tokens: int) -> dict[str, Tensor]:
 
 def _scales(run: BlockRun, tokens: int) -> Tensor | None:
     """Scales of the norms that have one for each token; norms on single heads are part of H."""
-    found = [one.scale.reshape(tokens) for many in run.recording.norms.values() for one in many
-             if one.scale.numel() == tokens]  # fmt: skip
-    return torch.stack(found, dim=1) if found else None
+    every = [one for many in run.recording.norms.values() for one in many]
+    found = [one.scale.reshape(tokens, -1) for one in every if one.scale.numel() == tokens * one.form.groups]
+    return torch.cat(found, dim=1) if found else None
 
 
 def _routers(calls: Sequence[RouterCall], tokens: int) -> Tensor | None:
@@ -159,7 +161,8 @@ def block_bytes(session: Session, tokens: int, vectors: int, sources: int = 0) -
     sources: how many tokens of an encoder are read beside its own."""
     config = session.loaded.model.config
     heads, width = (largest_stated(config, name) or 1 for name in ("num_attention_heads", "hidden_size"))
-    return 4 * tokens * (heads * (tokens + sources) + vectors * width)
+    streams = max(largest_stated(config, name) or 1 for name in STREAMS)
+    return 4 * tokens * (heads * (tokens + sources) + vectors * width * streams)
 
 
 def require_room(session: Session, prompt: Prompt, blocks: int) -> None:

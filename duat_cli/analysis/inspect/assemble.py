@@ -15,7 +15,6 @@ from duat_cli.models.arrays import relative_error
 from duat_cli.models.shares import PartNumbers
 from duat_cli.models.value_path.operator import AttentionOperator
 from duat_cli.operators.coupling import CouplingNumbers, CouplingSums
-from duat_cli.operators.sampling import ShareEstimate
 from duat_cli.results.inspect import EndToEnd, EndToEndNulls, PromptBlock
 from duat_cli.results.operator import Coupling, Density, NullDensity, NullOperator, Nulls, NullStats, OperatorStats
 from duat_cli.results.terms import Part, Parts, Terms
@@ -46,13 +45,15 @@ def measured_block(
     beside: further fields of the result.
     """
     tokens, width = len(numbers.seen), like.shape[-1]
-    widths = width, operator.factors.width  # they differ where V reads a mixer's own values
+    factors = operator.factors  # of another width where V reads own values, or O reaches one of several streams
+    widths = (
+        factors.hidden_size if operator.reached is None else width,
+        factors.width if operator.read is None else width,
+    )
     return PromptBlock(
         prompt=0,  # the report numbers the prompts
         operator=_operator_stats(numbers, widths, like.element_size(), operator.products, error, options.spectrum),
-        density=Density(
-            structural=numbers.structural, **_interval(numbers.numerical), **_references(tokens, width, options)
-        ),
+        density=Density(structural=numbers.structural, **_interval(numbers), **_references(tokens, width, options)),
         coupling=coupling(numbers.coupling, tokens),
         coupling_weighted=coupling(numbers.weighted, tokens),
         null=nulls("computed for all blocks together", NOT_ASKED),
@@ -102,11 +103,12 @@ def _operator_stats(
     )
 
 
-def _interval(estimate: ShareEstimate | None) -> dict[str, Any]:
+def _interval(numbers: NullNumbers) -> dict[str, Any]:
     """The fields of a numerical density, with the reasons if they are null."""
-    names = ("numerical", "numerical_low", "numerical_high")
+    names, estimate = ("numerical", "numerical_low", "numerical_high"), numbers.numerical
     if estimate is None:
-        return {**dict.fromkeys(names), "reasons": dict.fromkeys(names, NOT_COUNTED)}
+        why = numbers.reasons.get("numerical", NOT_COUNTED)
+        return {**dict.fromkeys(names), "reasons": dict.fromkeys(names, why)}
     return dict(zip(names, (estimate.share, estimate.low, estimate.high), strict=True))
 
 
@@ -140,7 +142,7 @@ def null_stats(numbers: NullNumbers, tokens: int) -> NullStats:
         operator=NullOperator.explained(
             ZERO_OPERATOR, numbers.reasons, effective_heads=heads, block_correlation=correlation
         ),
-        density=NullDensity(structural=numbers.structural, **_interval(numbers.numerical)),
+        density=NullDensity(structural=numbers.structural, **_interval(numbers)),
         coupling=coupling(numbers.coupling, tokens),
         coupling_weighted=coupling(numbers.weighted, tokens),
     )

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from duat_cli.analysis.geometry import Geometry
 from duat_cli.analysis.inspect.measured.entries import Pairs, are_counted, cutoff_of
 from duat_cli.analysis.inspect.measured.gated import measure_gated
-from duat_cli.analysis.inspect.measured.numbers import OperatorNumbers, row_pieces, spectral
+from duat_cli.analysis.inspect.measured.numbers import STREAMS, OperatorNumbers, row_pieces, spectral
 from duat_cli.models.value_path.operator import AttentionOperator, PromptOperators
 from duat_cli.operators.coupling import CouplingSums, OperatorSums, ValueSquares
 from duat_cli.operators.kronecker import effective_heads, frobenius_norms, kronecker_spectrum
@@ -22,6 +22,15 @@ def measure(
     operator: AttentionOperator, geometry: Geometry, *, threshold: float, spectrum: bool, matrix: bool
 ) -> OperatorNumbers:
     """All statistics of W' in one pass over the rows of H."""
+    found = _measured(operator, geometry, threshold=threshold, spectrum=spectrum, matrix=matrix)
+    if operator.streams:
+        return replace(found, numerical=None, reasons=found.reasons | {"numerical": STREAMS})
+    return found
+
+
+def _measured(
+    operator: AttentionOperator, geometry: Geometry, *, threshold: float, spectrum: bool, matrix: bool
+) -> OperatorNumbers:
     if operator.gate is not None:
         return measure_gated(operator, geometry, threshold=threshold, spectrum=spectrum, matrix=matrix)
     sums = _Sums(geometry, operator.source_scale, operator.values, matrix=matrix)

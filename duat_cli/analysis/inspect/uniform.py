@@ -37,6 +37,7 @@ class _Kept:
     sources: Tensor  # s, (N, heads)
     token_scale: Tensor  # t, (N,)
     arriving: Tensor  # ‖Σ_h v_jh O_h‖², (N,)
+    reasons: dict[str, str]  # why a number of W' itself is null
 
 
 @dataclass
@@ -94,7 +95,7 @@ class UniformNulls:
         self, key: Key, geometry: Geometry, numbers: OperatorNumbers, sources: Tensor, token_scale: Tensor
     ) -> None:
         scale = token_scale.expand(len(numbers.seen))
-        kept = _Kept(key, geometry, sources, scale, needed(numbers.arriving).double())
+        kept = _Kept(key, geometry, sources, scale, needed(numbers.arriving).double(), numbers.reasons)
         self._group(numbers.seen, geometry.factors.heads).blocks.append(kept)
         if not self._together or geometry.factors.heads > KEPT_HEADS:
             self._work_off()
@@ -136,9 +137,10 @@ def _numbers(group: _Group, threshold: float) -> dict[Key, NullNumbers]:
             effective_heads=effective_heads(spectra[k]),
             block_correlation=correlations[k],
             structural=filled[k] / tokens**2,
-            numerical=numerical[k] if norms[k] > 0 else None,
+            numerical=numerical[k] if norms[k] > 0 and "numerical" not in block.reasons else None,
             coupling=all_of.coupling(k),
             weighted=all_of.weighted(k),
+            reasons=block.reasons,
         )
         for k, block in enumerate(blocks)
     }

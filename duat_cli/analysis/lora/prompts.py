@@ -32,7 +32,8 @@ from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.sweep.lockstep import Guest, Pass, Weights, in_step, one_by_one
 from duat_cli.models.terms.branches import ffn_terms
 from duat_cli.models.value_path.factors import BlockFactors
-from duat_cli.models.value_path.operator import AttentionOperator
+from duat_cli.models.value_path.operator import AttentionOperator, one_stream
+from duat_cli.models.value_path.streams import DIFFERS
 from duat_cli.operators.kronecker import KroneckerSum
 from duat_cli.operators.operator_change import gram_of_changes, split
 from duat_cli.results.lora import BlockChange, OperatorChange, PromptChange, TermsChange
@@ -240,7 +241,7 @@ def _keep(ground: Ground, run: BlockRun, step: Step) -> Kept:
     block = ground.session.structure.block(run.index)
 
     def found(operator: Callable[[], AttentionOperator], known: BlockFactors | None) -> Operator:
-        matrix = or_reason(lambda: operator().by_channel().matrix())
+        matrix = or_reason(lambda: one_stream(operator(), DIFFERS).by_channel().matrix())
         return Operator(matrix, known is not None and known.origin == "read")
 
     crosses = run.parts.cross is not None

@@ -20,8 +20,9 @@ from duat_cli.loading.prompts import Prompt
 from duat_cli.models.budgets import MATRIX_SIDE
 from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.value_path.factors import own_contribution
-from duat_cli.models.value_path.operator import AttentionOperator
+from duat_cli.models.value_path.operator import AttentionOperator, one_stream
 from duat_cli.models.value_path.probed import gate_of
+from duat_cli.models.value_path.streams import WEIGHED
 from duat_cli.operators import paper
 from duat_cli.operators.kronecker import HeadFactors, KroneckerSum, gram
 from duat_cli.operators.pattern import EntryPattern
@@ -125,7 +126,7 @@ def _case(session: Session, run: BlockRun, step: Step, error: float) -> tuple[At
                 "its W' reads values that are a UAT term (a mixer's own, or shared), not the stream; "
                 "inspect has its numbers"
             )
-        operator = step.operator(run, block)  # its image of x is one of the checks of the report
+        operator = one_stream(step.operator(run, block), WEIGHED)  # its image of x is one of the checks of the report
         by_channel, operator = operator.gate is not None, operator.by_channel()
     except UnsupportedModelError as fault:
         reason = f"block {run.index} ({run.parts.name}) has no explicit matrices: {fault}"

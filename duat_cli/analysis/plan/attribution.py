@@ -38,9 +38,9 @@ def attribution(shape: Shape, task: Task, weights: Residence) -> list[Moment]:
         longest = max(wave, default=0)
         side = sum(recorded_of(shape, ending, n) for n in wave)
         recorded = term("the prompts' own passes", side)
-        back = CARRIED * sum(task.targets_of(n) * n for n in wave) * shape.width * shape.wide
+        back = CARRIED * sum(task.targets_of(n) * n for n in wave) * shape.stream * shape.wide
         carried = term("gradients on their way back", back)
-        count, each = task.targets_of(longest), target_bytes(longest, shape.width, shape.inner)
+        count, each = task.targets_of(longest), target_bytes(longest, shape.stream, shape.inner)
         together = min(count, max(1, TARGET_BYTES // max(1, each))) * each
         output = term("the output and its gradients", LOGITS * longest * ending * shape.wide)
         gradients = term("gradients in a block", together)
@@ -75,4 +75,4 @@ def attribution_reads(shape: Shape, task: Task) -> float:
 
 
 def _waves(shape: Shape, task: Task) -> list[range]:
-    return recorded_waves(task.tokens, len(shape.parts.blocks), shape.width, shape.element)
+    return recorded_waves(task.tokens, len(shape.parts.blocks), shape.stream, shape.element)

@@ -171,7 +171,7 @@ def _together(shape: Shape, task: Task) -> Moment:
     most = most_together(max(task.prompts, len(task.tokens)))
     if task.command != "inspect" or most == 1:
         return []
-    largest = most * batched_bytes(max(task.tokens, default=0), shape.width, shape.heads, shape.wide)
+    largest = most * batched_bytes(max(task.tokens, default=0), shape.stream, shape.heads, shape.wide)
     return [term("batches of prompts", min(BATCH_BYTES_GPU, largest) if task.gpu else BATCHES)]
 
 
@@ -181,8 +181,8 @@ def _streamed(shape: Shape, task: Task) -> list[Moment]:
     pieces; or as a whole where they are drawn for the re-initialised model, run for a loss, or stored in another form
     than used."""
     every = held(shape, "streamed")
-    sizes = [state_bytes(count, shape.width, shape.element) for count in task.tokens]
-    wave = prompt_waves(task.tokens, shape.width, shape.element)
+    sizes = [state_bytes(count, shape.stream, shape.element) for count in task.tokens]
+    wave = prompt_waves(task.tokens, shape.stream, shape.element)
     waiting = max(sum(sizes[number] for number in numbers) for numbers in wave)
     found: list[Moment] = [
         [
@@ -220,7 +220,7 @@ def _at_a_block(shape: Shape, task: Task, n: int) -> Moment:
 
     The Gram matrix of the heads is a sum over (H d, H d) products, two in w and one in float64, and one of (K d, K d).
     """
-    scores, streams = shape.heads * n**2 * shape.wide, STREAMS * shape.width * n * shape.wide
+    scores, streams = shape.heads * n**2 * shape.wide, STREAMS * shape.stream * n * shape.wide
     proof = [term(PROOF, proof_bytes(shape, task.probe))]
     through = max([through_block(shape, n)], proof, *_kernel(shape, task, n), key=size_of)
     if not _has_statistics(task):

@@ -60,7 +60,7 @@ def two_models(shape: Shape, task: Task, weights: Residence, tuned: Shape | None
     """The moments with a base and a tuned model. With all weights in memory, the models share what an adapter leaves
     unchanged, and all blocks of the base are kept for one prompt; otherwise one block is kept for all prompts."""
     other, longest = tuned or shape, max(task.tokens, default=0)
-    sizes = [state_bytes(count, shape.width, shape.element) for count in task.tokens]
+    sizes = [state_bytes(count, shape.stream, shape.element) for count in task.tokens]
     tested = term("a layer that Eq. 18 is tested on, in float64", 8 * TESTED * _inside(shape))
     if weights == "resident":
         running = _both_resident(shape, task, tuned)
@@ -77,7 +77,7 @@ def two_models(shape: Shape, task: Task, weights: Residence, tuned: Shape | None
         term("the tuned model's structure", structure_bytes(other)),
         term(REUSED, FREED),
     ]
-    wave = prompt_waves(task.tokens, shape.width, shape.element)
+    wave = prompt_waves(task.tokens, shape.stream, shape.element)
     waiting = max((sum(2 * sizes[k] + _kept(shape, task.tokens[k]) for k in numbers) for numbers in wave), default=0)
     prompts = term("prompts of both models", waiting)
     pages = [
@@ -131,15 +131,15 @@ def kept_prompts(shape: Shape, task: Task, weights: Residence) -> MemoryTerm:
     outputs of blocks."""
     blocks, longest = len(shape.parts.blocks), max(task.tokens, default=0)
     scores = shape.heads * longest**2 * shape.wide
-    state = (blocks if weights == "resident" else 1) * (scores + STATES * shape.width * longest * shape.wide)
+    state = (blocks if weights == "resident" else 1) * (scores + STATES * shape.stream * longest * shape.wide)
     if task.fixed:
         return term("attention of all prompts", (len(task.tokens) + 1) * blocks * scores)
     if task.patch:
-        vectors = PATCH_VECTORS * shape.width * longest * shape.wide
+        vectors = PATCH_VECTORS * shape.stream * longest * shape.wide
         kept = (len(task.tokens) + 1) * blocks * (scores + vectors)
         if weights == "streamed":  # a pass per head or token, with its own values and with those of another prompt
             passes = 2 * len(task.tokens) * blocks * max(shape.heads, longest)
-            kept += min(ABLATION_BYTES, passes * waiting_bytes(longest, shape.width))
+            kept += min(ABLATION_BYTES, passes * waiting_bytes(longest, shape.stream))
         return term("what is kept of all prompts", kept + state)  # freed in between, but not always used again
     return term("the first prompt in the blocks", state)
 
@@ -147,7 +147,7 @@ def kept_prompts(shape: Shape, task: Task, weights: Residence) -> MemoryTerm:
 def beside_another(shape: Shape, tokens: int) -> MemoryTerm:
     """Of `compare`: what a block did under the second prompt, and pieces of Ĥ of both in float64."""
     elements = shape.heads * tokens**2
-    second = (UNIFORM + 1) * elements * shape.wide + STATES * shape.width * tokens * shape.wide
+    second = (UNIFORM + 1) * elements * shape.wide + STATES * shape.stream * tokens * shape.wide
     return term("two prompts in one block", second + CHANGES * 8 * min(ELEMENTS, elements))
 
 
@@ -157,4 +157,4 @@ def _inside(shape: Shape) -> int:
 
 
 def _kept(shape: Shape, tokens: int) -> int:
-    return (shape.heads * tokens**2 + KEPT * shape.width * tokens) * shape.wide
+    return (shape.heads * tokens**2 + KEPT * shape.stream * tokens) * shape.wide

@@ -118,7 +118,7 @@ def _by_prompt(shape: Shape, task: Task, weights: Residence) -> list[Moment]:
         logits = term("logits for Taylor's criterion", _unmeasured(shape, task))
         drawing, pulling = [*drawing, logits], [*pulling, logits]
     page, head = _page(shape, weights), layer_of(shape) if streamed else []
-    vectors = 2 * (options.probes + 1) * shape.width * sum(_among(task, weights)) * shape.wide
+    vectors = 2 * (options.probes + 1) * shape.stream * sum(_among(task, weights)) * shape.wide
     carried = term("probes on their way back", vectors)
     between, inside = printed_memory(shape, task, streamed=streamed)
     moving = term("sets in a block", inside + _last_layer(shape))
@@ -190,7 +190,7 @@ def _freed(shape: Shape, task: Task, weights: Residence) -> int:
 def _sweep(shape: Shape, task: Task, weights: Residence) -> Moment:
     """The terms that are in memory between two blocks, while terms and sets are carried to the last block."""
     followed = followed_terms(terms_of(shape, task.pruned), task.pruned)
-    moving = followed * shape.width * sum(_among(task, weights)) * shape.element
+    moving = followed * shape.stream * sum(_among(task, weights)) * shape.element
     on_their_way = term("terms on their way to the last block", moving)
     ablations, _ = ablation_bytes(shape, task)
     found = [*_every(shape, task, weights), on_their_way, _waiting(task, ablations, weights)]
@@ -268,10 +268,10 @@ def _gradients(shape: Shape, task: Task) -> int:
         "neuron": shape.inner, "head": shape.heads * shape.head_width, "ffn": shape.width, "attention": shape.width,
     }  # fmt: skip
     captured = tokens * sum(sides.get(kind, 0) for kind in options.kinds)
-    size = gradient_elements(shape.width, tokens, shape.heads, captured) * shape.element
+    size = gradient_elements(shape.stream, tokens, shape.heads, captured) * shape.element
     together = min(options.probes, max(1, GRADIENT_BYTES // max(1, size)))
     inside = INNER_GRADIENTS * max(shape.heads * tokens**2, shape.inner * tokens)
-    return together * (captured + inside + STREAM_GRADIENTS * shape.width * tokens) * shape.wide
+    return together * (captured + inside + STREAM_GRADIENTS * shape.stream * tokens) * shape.wide
 
 
 def followed_terms(counts: dict[Kind, int], options: PruneOptions) -> int:
@@ -284,12 +284,12 @@ def followed_terms(counts: dict[Kind, int], options: PruneOptions) -> int:
 def ablation_bytes(shape: Shape, task: Task) -> tuple[int, int]:
     """Bytes of all ablations under the prompts, and under the held-out ones, if all of them waited at the same time."""
     options, counts = task.pruned, terms_of(shape, task.pruned)
-    one = [waiting_bytes(n, shape.width) for n in task.chosen_on]
+    one = [waiting_bytes(n, shape.stream) for n in task.chosen_on]
     early, late = map(len, orders(counts, options))
     sets = SETS + options.spent.points
     together = sum(one) * max(singles(counts, options) + sets * early, sets * late)
     tried = LEADING + options.spent.tested * (early + late) + rivals(counts, options)
-    apart = sum(waiting_bytes(n, shape.width) for n in task.tested_on) * tried
+    apart = sum(waiting_bytes(n, shape.stream) for n in task.tested_on) * tried
     return together, apart
 
 
@@ -354,7 +354,7 @@ def carried(shape: Shape, options: PruneOptions) -> Carried:
 def printed_tokens(shape: Shape, task: Task) -> list[int]:
     """Tokens of the prompts on which Eq. 16 is computed."""
     tokens, vectors = task.chosen_on, carried(shape, task.pruned).once
-    return [tokens[k] for k in printed_on(tokens, task.pruned.spent.printed, shape.width, vectors)]
+    return [tokens[k] for k in printed_on(tokens, task.pruned.spent.printed, shape.stream, vectors)]
 
 
 def printed_memory(shape: Shape, task: Task, *, streamed: bool) -> tuple[int, int]:
@@ -366,6 +366,6 @@ def printed_memory(shape: Shape, task: Task, *, streamed: bool) -> tuple[int, in
     longest, vectors = max(tokens, default=0), found.once
     wanted = found.late or found.early
     if streamed and tokens and wanted and not task.tested_on:
-        vectors += (likely_sets(sum(tokens), shape.width, found.once - wanted, wanted) - 1) * wanted
-    size = printed_bytes(sum(tokens) if streamed else longest, shape.width, vectors)
+        vectors += (likely_sets(sum(tokens), shape.stream, found.once - wanted, wanted) - 1) * wanted
+    size = printed_bytes(sum(tokens) if streamed else longest, shape.stream, vectors)
     return size, replayed(shape, vectors, longest)

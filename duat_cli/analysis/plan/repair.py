@@ -30,9 +30,9 @@ def repairing(shape: Shape, task: Task) -> Moment:
     return [
         term("sums over tokens of a layer", SUMS * inputs * (inputs + shape.width) * 8),
         term("new weights of sets", SETS * every * shape.width * shape.element),
-        term("calibration prompts in front of a block", STREAMS * sum(tokens) * shape.width * shape.element),
+        term("calibration prompts in front of a block", STREAMS * sum(tokens) * shape.stream * shape.element),
         term(
-            "the dense model's states, kept", min(KEPT_BYTES, OWN * blocks * sum(tokens) * shape.width * shape.element)
+            "the dense model's states, kept", min(KEPT_BYTES, OWN * blocks * sum(tokens) * shape.stream * shape.element)
         ),
         term("prompts' own passes, kept", min(KEPT_BYTES, sum((*task.chosen_on, *task.tested_on)) * row)),
         term("inputs of a layer", sum(tokens) * inputs * shape.element),

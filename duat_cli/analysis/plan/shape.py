@@ -11,7 +11,7 @@ from duat_cli.loading.checkpoint.dtypes import SHORT, SIZES, auto_dtype, no_dtyp
 from duat_cli.loading.checkpoint.headers import TensorEntry
 from duat_cli.loading.checkpoint.parts import Part, Parts, parts_of
 from duat_cli.loading.checkpoint.preflight import CheckpointFiles
-from duat_cli.loading.checkpoint.sizes import DEPTH, EXPERTS, HEAD_WIDTH, HEADS, WIDTH, text_config
+from duat_cli.loading.checkpoint.sizes import DEPTH, EXPERTS, HEAD_WIDTH, HEADS, STREAMS, WIDTH, text_config
 from duat_cli.models.budgets import CHANNEL_HEADS
 
 _KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv")
@@ -38,6 +38,8 @@ class Shape:
     """Bytes as read of the largest tensors that transformers casts from another dtype at the same time."""
     width: int
     """M, the hidden size."""
+    streams: int
+    """Streams that a token has between blocks."""
     heads: int
     kv_heads: int
     head_width: int
@@ -62,6 +64,11 @@ class Shape:
         """Bytes of all weights in memory."""
         every = (self.parts.frame, *self.parts.layers, *self.parts.blocks)
         return sum(part.elements for part in every) * self.element
+
+    @property
+    def stream(self) -> int:
+        """Numbers of a token between blocks, in all of its streams."""
+        return self.width * self.streams
 
     @property
     def values(self) -> int:
@@ -108,6 +115,7 @@ def shape_of(files: CheckpointFiles, dtype: str) -> Shape:
             sorted(t.read_bytes for t in files.tensors.values() if t.read_bytes != t.elements * element)[-LOADERS:]
         ),
         width=width,
+        streams=_number(config, STREAMS) or 1,
         heads=heads,
         kv_heads=_kv_heads(config, heads),
         head_width=_number(config, HEAD_WIDTH) or -(-width // heads),

@@ -55,7 +55,9 @@ def size_of(moment: Moment) -> int:
 
 def recorded_of(shape: Shape, ending: int, tokens: int) -> int:
     """Bytes of one recorded prompt: every block call, the mask and the output."""
-    return recorded_bytes(tokens, len(shape.parts.blocks), shape.width, shape.element) + tokens * ending * shape.element
+    return (
+        recorded_bytes(tokens, len(shape.parts.blocks), shape.stream, shape.element) + tokens * ending * shape.element
+    )
 
 
 def on_gpu(shape: Shape, moment: Moment) -> Moment:
@@ -92,7 +94,7 @@ def structure_bytes(shape: Shape) -> int:
 
 def replayed(shape: Shape, terms: int, tokens: int) -> int:
     """Bytes to carry terms through a block, some at once."""
-    return REPLAYED * min(AT_ONCE, terms) * shape.width * tokens * shape.wide
+    return REPLAYED * min(AT_ONCE, terms) * shape.stream * tokens * shape.wide
 
 
 def page_of(shape: Shape) -> Moment:
@@ -133,13 +135,13 @@ def heads_of(shape: Shape) -> list[Part]:
 def through_block(shape: Shape, tokens: int) -> MemoryTerm:
     """Memory of one prompt while it goes through one block."""
     kernel = STATES * shape.channels * shape.state
-    sizes = SCORES * shape.heads * tokens**2 + tokens * (STREAMS * shape.width + FFN * shape.inner + kernel)
+    sizes = SCORES * shape.heads * tokens**2 + tokens * (STREAMS * shape.stream + FFN * shape.inner + kernel)
     return term("one prompt through one block", sizes * shape.wide)
 
 
 def proof_bytes(shape: Shape, n: int) -> float:
     """Of a probe of so many tokens while discovery proves one block on it, with H held."""
-    return (shape.heads * n**2 + PROVED * REPLAYS * n * shape.width) * shape.wide
+    return (shape.heads * n**2 + PROVED * REPLAYS * n * shape.stream) * shape.wide
 
 
 def probed(shape: Shape, n: int) -> MemoryTerm:

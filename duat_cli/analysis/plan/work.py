@@ -160,13 +160,13 @@ def weight_reads(shape: Shape, task: Task, weights: Residence) -> float:
         return looked_at + (2 if task.tuned is not None else 1)
     head = max(layers, default=0) if shape.vocabulary else 0
     if task.command == "lora-diff":
-        waves = len(prompt_waves(task.tokens, shape.width, shape.element))
+        waves = len(prompt_waves(task.tokens, shape.stream, shape.element))
         return looked_at + 2 * (once + blocks + waves * (blocks + head)) / total
     if task.command == "attribute":
         return (once + head + attribution_reads(shape, task) * blocks) / total
     found = 0.0
     if task.command != "prune-bound":
-        waves = len(prompt_waves(task.tokens, shape.width, shape.element))
+        waves = len(prompt_waves(task.tokens, shape.stream, shape.element))
         predicted = task.command == "compare" and not task.fixed and shape.vocabulary > 0
         again = (task.command == "matrix" or predicted) + (PATCHED if task.patch else 0)
         found += once + blocks * (waves + again)

@@ -10,6 +10,7 @@ WIDTH = ("hidden_size", "d_model", "n_embd", "dim", "emb_dim", "embed_dim")
 HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads", "attention_heads")
 HEAD_WIDTH = ("head_dim", "d_kv", "kv_channels", "attention_head_dim")
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+STREAMS = ("hc_mult", "hc_count", "altup_num_inputs")
 DEPTH = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 _TEXT = ("text_config", "decoder", "llm_config")  # where a config of several models has the text model's
 

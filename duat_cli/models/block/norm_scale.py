@@ -46,6 +46,8 @@ class NormScale:
 def norm_scale(norm: nn.Module, form: NormForm, x: Tensor) -> NormScale:
     """The scale of the norm around its input x, (…, M): fitted to two random vectors per token, checked on x. Raises
     UnsupportedModelError where the scale does not follow ‖P x‖."""
+    if form.groups > 1:
+        raise UnsupportedModelError(f"{type(norm).__name__} scales groups of channels apart")
     like = random_like(x.reshape(1, -1, x.shape[-1]))
     probes = [like / 2, 2 * like, x.reshape(like.shape)]
     plain = NormScale(form, 0.0, 0.0)
@@ -73,7 +75,7 @@ def ball_of(norm: nn.Module, width: int) -> Ball:
             form = recognise(twin, tokens, applied(twin, tokens))
         except (RuntimeError, LookupError):  # it takes another width, or only tensors of three axes
             form = None
-        if form is None:
+        if form is None or form.groups > 1:
             raise UnsupportedModelError(f"{type(norm).__name__} is no norm whose output has a largest size")
         if form.gain.numel() != width or (form.bias is not None and form.bias.numel() != width):
             raise UnsupportedModelError(f"{type(norm).__name__}'s gain depends on the token")

@@ -18,6 +18,7 @@ from duat_cli.models.arrays import random_like, relative_error, rounding, wide
 from duat_cli.models.block.linears import applied
 
 SIZES = (4.0, 4.0 * 2**10, 4.0 * 2**20)  # sizes of probes; at one of them the eps does not show
+MOST_GROUPS = 16  # most groups of channels, each with a scale of its own, that a norm is tried for
 CLOSEST = 14  # 16**-k with k < 14 times a vector of ones is tried on the way to zero
 
 
@@ -28,10 +29,23 @@ class NormForm:
     centered: bool  # whether P removes the mean (LayerNorm); else it is the identity (RMSNorm)
     gain: Tensor  # broadcasts to (..., D); known up to a common factor, which the token scales absorb
     bias: Tensor | None  # broadcasts to (..., D); None: zero
+    groups: int = 1  # groups of D / groups channels, each with a scale, and a mean, of its own (streams side by side)
 
     def centre(self, x: Tensor) -> Tensor:
         """P x."""
-        return x - x.mean(dim=-1, keepdim=True) if self.centered else x
+        return x - self.each(self.apart(x).mean(dim=-1)) if self.centered else x
+
+    def apart(self, x: Tensor) -> Tensor:
+        """The channels of x by group, (..., groups, D / groups)."""
+        return x.unflatten(-1, (self.groups, -1))
+
+    def each(self, scale: Tensor) -> Tensor:
+        """One number a group, (..., groups), for each channel: broadcasts to (..., D)."""
+        return scale if self.groups == 1 else scale.repeat_interleave(self.gain.shape[-1] // self.groups, dim=-1)
+
+    def lengths(self, x: Tensor) -> Tensor:
+        """The norm of each group of channels, (..., groups)."""
+        return torch.linalg.vector_norm(self.apart(x), dim=-1)
 
     def project(self, x: Tensor) -> Tensor:
         """(P x) ∘ g."""
@@ -43,11 +57,11 @@ class FrozenNorm:
     """The map z ↦ s ∘ (P z) ∘ g + β with the scale s of one input."""
 
     form: NormForm
-    scale: Tensor  # (..., 1)
+    scale: Tensor  # (..., groups)
     rest: Tensor | None = None  # added as well: the rounding of the model's own norm; None: left out
 
     def __call__(self, z: Tensor) -> Tensor:
-        scaled = self.form.project(wide(z)) * self.scale
+        scaled = self.form.project(wide(z)) * self.form.each(self.scale)
         y = scaled if self.form.bias is None else scaled + self.form.bias
         return (y if self.rest is None else y + self.rest).to(z.dtype)
 
@@ -55,8 +69,8 @@ class FrozenNorm:
 def freeze(form: NormForm, x: Tensor, y: Tensor) -> FrozenNorm:
     """The norm with its scale held at input `x`, whose output was `y`: s_j = ‖y_j - β‖ / ‖(P x_j) ∘ g‖."""
     target = wide(y) if form.bias is None else wide(y) - form.bias
-    size = torch.linalg.vector_norm(form.project(wide(x)), dim=-1, keepdim=True)
-    scale = torch.linalg.vector_norm(target, dim=-1, keepdim=True) / size.clamp_min(torch.finfo(size.dtype).tiny)
+    size = form.lengths(form.project(wide(x)))
+    scale = form.lengths(target) / size.clamp_min(torch.finfo(size.dtype).tiny)
     return FrozenNorm(form, scale)
 
 
@@ -98,13 +112,15 @@ def recognise(module: nn.Module, x: Tensor, y: Tensor) -> NormForm | None:
     size, u, bias, at_u = found
     shifted = applied(module, size * (u + 1)) - bias
     centered = relative_error(shifted, at_u) <= _invariance(x)
-    form = NormForm(centered, _per_feature(at_u / u), _per_feature(bias) if bool(bias.any()) else None)
+    whole = NormForm(centered, _per_feature(at_u / u), _per_feature(bias) if bool(bias.any()) else None)
     large = size * random_like(u)  # a function that saturates, nearly linear at a small x, shows here
-    fits = all(
-        relative_error(freeze(form, at, given)(at), given) <= rounding(x.dtype)
-        for at, given in ((x, y), (large, applied(module, large)))
-    )
-    return form if fits else None
+    pairs = ((x, y), (large, applied(module, large)))
+    width = x.shape[-1]
+    for groups in (n for n in range(1, min(MOST_GROUPS, width // 2) + 1) if width % n == 0):
+        form = replace(whole, groups=groups)
+        if all(relative_error(freeze(form, at, given)(at), given) <= rounding(x.dtype) for at, given in pairs):
+            return form
+    return None
 
 
 def scale_invariant(module: nn.Module, x: Tensor) -> bool:

@@ -69,6 +69,8 @@ class BlockParts:
     cross: CrossAttention | None = None  # of a decoder block; its output is held as that of a unit
     second: SecondMixer | None = None  # one of the units, which has an operator of its own
     gated: bool = False  # whether squashing functions inside attention are dynamic parameters too
+    streams: int = 1  # of a token; with several, squashing functions outside attention and units weigh them
+    weighing: frozenset[nn.Module] = frozenset()  # modules that do: no units
     clamped: bool = False  # whether attention clips tensors; the choice of clipped entries is a dynamic parameter too
     homogeneous: bool = False  # no biases anywhere: the replayed block maps zero to zero, and c = 0
     direct: bool = False  # whether attention is O(H V(x)) of the two projections alone, so that replay may skip Q and K

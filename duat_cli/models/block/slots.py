@@ -51,18 +51,35 @@ def joined(tensor: Tensor, rest: tuple[Any, ...] | None) -> Any:
 
 @dataclass(frozen=True)
 class HiddenSlot:
-    """The argument of a module that is hidden states, (batch, N, M): a positional index or a keyword."""
+    """The argument of a module that is hidden states, (batch, N, M): a positional index or a keyword.
+
+    A module may hold several streams a token (hyper-connections). They are read as one, of M = streams * width.
+    """
 
     key: Key
     flat: bool = False  # whether it takes them without a batch, (N, M): one item per call
     again: tuple[Key, ...] = ()  # further arguments that are the same tensor (queries, keys and values by name)
+    streams: int = 1  # on an axis of their own, (batch, N, streams, width)
+    first: bool = False  # whether that is the first axis, (streams, batch, N, width)
 
-    def get(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:
-        value = taken(args, kwargs, self.key)
-        return value[None] if self.flat else value
+    def get(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:
+        return self.together(taken(args, kwargs, self.key))
 
-    def put(self, args: Sequence[Any], kwargs: dict[str, Any], value: Tensor) -> Arguments:
+    def put(self, args: Sequence[Any], kwargs: Mapping[str, Any], value: Tensor) -> Arguments:
         """The arguments with other hidden states. Raises ValueError for several items where the module takes one."""
         if self.flat:
             [value] = value
-        return put(args, kwargs, dict.fromkeys((self.key, *self.again), value))
+        return put(args, kwargs, dict.fromkeys((self.key, *self.again), self.apart(value)))
+
+    def together(self, value: Tensor) -> Tensor:
+        """Hidden states in the module's own layout, as (batch, N, M)."""
+        if self.streams > 1:
+            value = (value.movedim(0, 2) if self.first else value).flatten(2)
+        return value[None] if self.flat else value
+
+    def apart(self, value: Tensor) -> Tensor:
+        """Hidden states (batch, N, M) with each stream on its own, where the module takes them so."""
+        if self.streams == 1:
+            return value
+        parted = value.unflatten(2, (self.streams, -1))
+        return parted.movedim(2, 0) if self.first else parted

@@ -1,18 +1,21 @@
-"""Inputs of a block beside its stream: other tensors that it is given, or values that an earlier block hands on."""
+"""Inputs of a block: its stream, other tensors beside it, and values that an earlier block hands on."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.arrays import equal, random_like
 from duat_cli.models.block.slots import HiddenSlot
 from duat_cli.models.holding import holding
 from duat_cli.models.instrument.calls import handed, with_handed
 from duat_cli.models.instrument.records import handed_values
 from duat_cli.models.instrument.rig import BlockRun
+from duat_cli.models.instrument.tracing import Event, Trace
 
 
 def reads(run: BlockRun, slot: HiddenSlot) -> bool:
@@ -61,3 +64,60 @@ def _is_handed(run: BlockRun) -> bool:
 
 def _values(run: BlockRun, items: Tensor) -> list[Tensor]:
     return run.replay(items, stop_at_values=True).values
+
+
+def hidden_slot(event: Event, written: Trace) -> HiddenSlot:
+    """The argument that is the block's hidden states: the first floating-point one of rank three, or of rank four where
+    it is several streams a token, or without one the first of rank two, if the block returns a tensor of its shape.
+
+    event: a call of the block. written: its trace.
+    """
+    name = type(event.module).__name__
+    first = next((t for t in event.tensors if t.ndim >= 3), None)
+    if first is not None and first.ndim == 4 and _gives_alike(event.output, first):
+        found = _of_streams(event, first, written)
+        if found is None:
+            raise UnsupportedModelError(
+                f"{name} takes and gives states of four axes, which are no streams of a token but a map of tokens, "
+                "perhaps; W' is defined for states of shape (batch, N, M)"
+            )
+        return found
+    if first is not None and first.shape[1] == 1 < len(first):
+        raise UnsupportedModelError(f"{name} takes hidden states of shape (N, batch, M), not (batch, N, M)")
+    slots = event.slots
+    for key, value in slots:
+        if value.ndim == 3:
+            return HiddenSlot(key, again=tuple(other for other, one in slots if one is value and other != key))
+    flat = next(((key, value) for key, value in slots if first is None and value.ndim == 2), None)
+    if flat is not None and _gives_alike(event.output, flat[1]):
+        return HiddenSlot(flat[0], flat=True)
+    raise UnsupportedModelError(f"{name} takes no hidden states of shape (batch, N, M)")
+
+
+def beside(event: Event, hidden: HiddenSlot, *, any_length: bool = False) -> tuple[HiddenSlot, ...]:
+    """The arguments that are other tensors of the stream's shape, such as embeddings or positions. any_length: also
+    those of its width but another number of tokens."""
+    own = hidden.get(event.args, event.kwargs)
+    shape = own.shape[1:] if hidden.flat else own.shape
+    return tuple(
+        HiddenSlot(key)
+        for key, value in event.slots
+        if key not in (hidden.key, *hidden.again)
+        if value.shape == shape or (any_length and value.ndim == len(shape) and value.shape[-1] == shape[-1])
+    )
+
+
+def _of_streams(event: Event, states: Tensor, written: Trace) -> HiddenSlot | None:
+    """The slot of states of rank four that are several streams a token, (1, N, streams, width) or (streams, 1, N,
+    width): the modules inside the block take one stream, (1, N, width). None for others (a map of tokens)."""
+    inner = {t.shape for one in written.events for t in one.tensors if one.module is not event.module and t.ndim == 3}
+    key = next(key for key, value in event.slots if value is states)
+    front, middle, behind, width = states.shape
+    if front == 1 and (1, middle, width) in inner:
+        return HiddenSlot(key, streams=behind)
+    return HiddenSlot(key, streams=front, first=True) if middle == 1 and (1, behind, width) in inner else None
+
+
+def _gives_alike(output: Any, like: Tensor) -> bool:
+    several = output if isinstance(output, (tuple, list)) else [output]
+    return any(isinstance(one, Tensor) and one.shape == like.shape for one in several)

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from duat_cli.errors import NotFiniteError, UnsupportedModelError
 from duat_cli.models.arrays import fit, relative_error, rounding, wide
 from duat_cli.models.block.parts import BlockParts
+from duat_cli.models.discovery.beside import hidden_slot
 from duat_cli.models.discovery.modality import stack_of
-from duat_cli.models.discovery.parts import hidden_slot
 from duat_cli.models.instrument.calls import hidden_of
 from duat_cli.models.instrument.tracing import Event, Trace
 
@@ -112,15 +112,17 @@ def is_stage(event: Event, written: Trace) -> bool:
     return len(blocks) > 1 and any(len(call.value) > 1 for call in written.attention)
 
 
-def chained(name: str, position: int, before: Event, after: Event, *, added: bool) -> bool:
+def chained(name: str, position: int, before: Event, after: Event, written: Trace, *, added: bool) -> bool:
     """Whether a block takes the output of the one in front of it. Raises UnsupportedModelError if it does not but must.
 
-    name: the list of both blocks. added: whether the model may change the stream between them (picture features, say).
+    name: the list of both blocks. written: the trace of the second. added: whether the model may change the stream
+    between them (picture features, say).
     """
-    taken = hidden_slot(after).get(after.args, after.kwargs)
+    slot = hidden_slot(after, written)
+    taken = slot.get(after.args, after.kwargs)
     if not bool(torch.isfinite(taken).all()):
         raise NotFiniteError(f"{name}.{position} puts out values that are not finite")
-    given = hidden_of(before.output, taken)
+    given = hidden_of(before.output, slot, taken)
     if torch.equal(taken, given):
         return True
     if not added or taken.shape != given.shape:

@@ -51,7 +51,7 @@ def attention_in_front(parts: BlockParts, mixer: nn.Module, event: Event, writte
 
 def without_attention(parts: BlockParts, outer: nn.Module, written: Trace) -> BlockParts:
     """The block without the attention inside `outer`, which becomes one unit."""
-    units = in_order([*nonlinear_units(parts.module, written, {outer}, parts.norms), outer], written)
+    units = in_order([*nonlinear_units(parts.module, written, {outer, *parts.weighing}, parts.norms), outer], written)
     written.attention[:] = [call for call in written.attention if call.module not in parts.attention]
     without = replace(parts, attention=(), intercepted=frozenset(), value_projection=None, output_projection=None)
     return with_linears(replace(without, units=units), written)

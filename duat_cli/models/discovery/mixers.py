@@ -23,9 +23,10 @@ from duat_cli.models.arrays import equal, gaussian, relative_error, rounding, sa
 from duat_cli.models.block.linears import has_matrix
 from duat_cli.models.block.mixer import Behind, Layout, MixerForm, Place
 from duat_cli.models.block.parts import BlockParts, Projection, SecondMixer
+from duat_cli.models.discovery.beside import hidden_slot
 from duat_cli.models.discovery.in_front import attention_in_front, is_one_product, without_attention
 from duat_cli.models.discovery.kernels import alike, behind_of, is_whole, kernel_source, trials
-from duat_cli.models.discovery.parts import hidden_slot, in_order, mixes_tokens, nonlinear_units, with_linears
+from duat_cli.models.discovery.parts import in_order, mixes_tokens, nonlinear_units, with_linears
 from duat_cli.models.instrument.mixer import FAULTS, MixerCall, MixerCode, Ran, repeated
 from duat_cli.models.instrument.tape import Reached
 from duat_cli.models.instrument.tracing import Event, Trace
@@ -84,13 +85,15 @@ def _candidates(block: nn.Module, unit: nn.Module, written: Trace) -> Iterator[t
     around = [m for m in block.modules() if m is not block and any(inner is unit for inner in m.modules())]
     found = [*reversed(around), *(m for m in unit.modules() if m not in (unit, block) and any(m.children()))]
     if unit is block:
-        found = [m for m in found if written.calls(m) and _mixes(written.calls(m)[0], written.calls(block)[0])]
+        found = [m for m in found if written.calls(m) and _mixes(written.calls(m)[0], written)]
     yield from ((module, True) for module in found)  # `modules` goes from the outside
     yield from ((module, False) for module in found)
 
 
-def _mixes(event: Event, block: Event) -> bool:
-    return bool(event.tensors) and mixes_tokens(event, hidden_slot(block).get(block.args, block.kwargs).shape[1])
+def _mixes(event: Event, written: Trace) -> bool:
+    block = written.events[-1]
+    tokens = hidden_slot(block, written).get(block.args, block.kwargs).shape[1]
+    return bool(event.tensors) and mixes_tokens(event, tokens)
 
 
 def _mixing(
@@ -99,7 +102,7 @@ def _mixing(
     """The block with this mixer as its attention. outer: a module in front of the mixer that counts as one unit,
     whatever it reads."""
     replaced, fronts = {*parts.attention, form.module}, [] if outer is None else [outer]
-    around = nonlinear_units(parts.module, written, {form.module, *fronts}, parts.norms)
+    around = nonlinear_units(parts.module, written, {form.module, *fronts, *parts.weighing}, parts.norms)
     units = in_order([*around, *fronts, *([] if form.affine else [form.module])], written)
     found = with_linears(replace(parts, attention=(form.module,), intercepted=frozenset(), units=units), written)
     inside = set(form.module.modules())

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -20,14 +19,14 @@ from duat_cli.errors import NotFiniteError, UnsupportedModelError, needed
 from duat_cli.models.arrays import equal, random_like, relative_error, rounding, same_storage, tolerance_for, wide
 from duat_cli.models.block.norms import NormForm, recognise, scale_invariant
 from duat_cli.models.block.parts import BlockParts
-from duat_cli.models.block.slots import HiddenSlot
+from duat_cli.models.block.slots import taken
+from duat_cli.models.discovery.beside import beside, hidden_slot
 from duat_cli.models.discovery.cross import find_cross, with_projections
 from duat_cli.models.instrument.calls import handed, hidden_of
+from duat_cli.models.instrument.functions.streams import streams_weighed
 from duat_cli.models.instrument.routers import routing_weights
 from duat_cli.models.instrument.tracing import Event, Trace
 from duat_cli.models.value_path.projections import latent_projection, output_projection, value_projection
-
-MOST_GROUPS = 16  # most groups of channels, each scaled on its own, that a norm is tried for
 
 
 def find_parts(event: Event, name: str, written: Trace) -> BlockParts:
@@ -35,15 +34,25 @@ def find_parts(event: Event, name: str, written: Trace) -> BlockParts:
     where its output has NaN or infinite values: no probe inside the block could tell these from another fault."""
     block = event.module
     inside = set(block.modules())
-    hidden = hidden_slot(event)
-    if not bool(torch.isfinite(hidden_of(event.output, hidden.get(event.args, event.kwargs))).all()):
+    hidden = hidden_slot(event, written)
+    if not bool(torch.isfinite(hidden_of(event.output, hidden, hidden.get(event.args, event.kwargs))).all()):
         raise NotFiniteError(f"{name} puts out values that are not finite")
+    if hidden.streams > 1:  # the softmax of the block's own forward weighs streams
+        own = [call for call in written.attention if call.module is block]
+        if any(call.rows.tokens == hidden.get(event.args, event.kwargs).shape[1] for call in own):
+            raise UnsupportedModelError(f"{name} attends in the forward that weighs its streams, not in a module")
+        written.attention[:] = [call for call in written.attention if call.module is not block]
     cross = find_cross(event, hidden, written)
     other = set() if cross is None else {cross.module}
     attention = tuple(dict.fromkeys(c.module for c in written.attention if c.module in inside - other))
     intercepted = {c.module for c in written.attention if c.path == "softmax interception"}
     norms = _norms(block, written)
-    units = tuple(nonlinear_units(block, written, {*attention, *other}, norms))
+    apart = {block, *(inner for module in (*attention, *other) for inner in module.modules())}
+    shape = taken(event.args, event.kwargs, hidden.key).shape
+    alike = [e for e in written.events if e.module not in apart and e.tensors and e.tensors[0].shape == shape]
+    counts = {e.module: streams_weighed(e, norms) for e in alike}
+    weighing = frozenset(module for module, count in counts.items() if count)
+    units = tuple(nonlinear_units(block, written, {*attention, *other, *weighing}, norms))
     parts = BlockParts(
         name=name,
         module=block,
@@ -55,6 +64,8 @@ def find_parts(event: Event, name: str, written: Trace) -> BlockParts:
         norms=norms,
         units=units,
         cross=cross,
+        weighing=weighing,
+        streams=max([hidden.streams, *counts.values()]),
     )
     if len(attention) == 1:
         call = next(c for c in written.attention if c.module is attention[0])
@@ -94,7 +105,7 @@ def _norms(block: nn.Module, written: Trace) -> dict[nn.Module, NormForm]:
 def nonlinear_units(
     module: nn.Module, written: Trace, attention: set[nn.Module], norms: dict[nn.Module, NormForm]
 ) -> Iterator[nn.Module]:
-    """The largest nonlinear modules below `module` that hold no attention and read one stream.
+    """The largest nonlinear modules below `module` that hold none of `attention` and read one stream.
 
     Experts that are given the weights of a router beside them are a unit. The router is then none, because the weights
     that it gives are held.
@@ -113,7 +124,6 @@ def nonlinear_units(
             if not any(child.children()) and scale_invariant(child, event.tensors[0]):
                 raise UnsupportedModelError(
                     f"{type(child).__name__} ignores the scale of its input as a norm does, but cannot be frozen as one"
-                    + _by_group(child, event.tensors[0])
                 )
             yield child
         else:
@@ -130,18 +140,6 @@ def in_order(units: Iterable[nn.Module], written: Trace) -> tuple[nn.Module, ...
     """The units in the order in which their calls ended."""
     order = {event.module: place for place, event in enumerate(written.events)}
     return tuple(sorted(units, key=lambda unit: order[unit]))
-
-
-def _by_group(norm: nn.Module, x: Tensor) -> str:
-    """The end of the error text where a norm scales groups of channels apart; empty for any other norm. Such a norm
-    gives the same output when only its first group of channels is scaled up."""
-    for count in (n for n in range(min(MOST_GROUPS, x.shape[-1]), 1, -1) if x.shape[-1] % n == 0):
-        grown = x.clone()
-        grown[..., : x.shape[-1] // count] *= 16.0
-        with torch.no_grad():
-            if relative_error(wide(norm(grown)), wide(norm(16.0 * x))) <= 1e-2:
-                return f": each of {count} groups of its channels (streams side by side, say) has a scale of its own"
-    return ""
 
 
 def _holds_stream(event: Event) -> bool:
@@ -338,43 +336,3 @@ def _first_linear(leaves: list[Event], unit: Event) -> nn.Module | None:
                 return reader.module
     # An activation that is a plain function leaves no event; if there are two linear layers, they are W2 and W3.
     return readers[0].module if len(readers) == 1 and len(linear) == 2 else None
-
-
-def hidden_slot(event: Event) -> HiddenSlot:
-    """The argument that is the block's hidden states: the first floating-point one of rank three, or without one the
-    first of rank two, if the block returns a tensor of its shape."""
-    name = type(event.module).__name__
-    first = next((t for t in event.tensors if t.ndim >= 3), None)
-    if first is not None and first.ndim == 4 and _gives_alike(event.output, first):
-        raise UnsupportedModelError(
-            f"{name} takes and gives states of four axes, a map of tokens or several streams a token; W' is defined "
-            "for states of shape (batch, N, M)"
-        )
-    if first is not None and first.shape[1] == 1 < len(first):
-        raise UnsupportedModelError(f"{name} takes hidden states of shape (N, batch, M), not (batch, N, M)")
-    slots = event.slots
-    for key, value in slots:
-        if value.ndim == 3:
-            return HiddenSlot(key, again=tuple(other for other, one in slots if one is value and other != key))
-    flat = next(((key, value) for key, value in slots if first is None and value.ndim == 2), None)
-    if flat is not None and _gives_alike(event.output, flat[1]):
-        return HiddenSlot(flat[0], flat=True)
-    raise UnsupportedModelError(f"{name} takes no hidden states of shape (batch, N, M)")
-
-
-def beside(event: Event, hidden: HiddenSlot, *, any_length: bool = False) -> tuple[HiddenSlot, ...]:
-    """The arguments that are other tensors of the stream's shape, such as embeddings or positions. any_length: also
-    those of its width but another number of tokens."""
-    own = hidden.get(event.args, event.kwargs)
-    shape = own.shape[1:] if hidden.flat else own.shape
-    return tuple(
-        HiddenSlot(key)
-        for key, value in event.slots
-        if key not in (hidden.key, *hidden.again)
-        if value.shape == shape or (any_length and value.ndim == len(shape) and value.shape[-1] == shape[-1])
-    )
-
-
-def _gives_alike(output: Any, like: Tensor) -> bool:
-    several = output if isinstance(output, (tuple, list)) else [output]
-    return any(isinstance(one, Tensor) and one.shape == like.shape for one in several)

@@ -139,7 +139,8 @@ def _on_record(parts: BlockParts) -> BlockParts:
 def _opened(verdict: _Unproved, written: Trace) -> BlockParts:
     """The block with the suspected units replaced by the nonlinear modules inside them."""
     parts = verdict.parts
-    found = [v for u in verdict.culprits for v in nonlinear_units(u, written, set(parts.attending), parts.norms)]
+    others = {*parts.attending, *parts.weighing}
+    found = [v for u in verdict.culprits for v in nonlinear_units(u, written, others, parts.norms)]
     if not found:
         raise UnsupportedModelError(f"{parts.name}: {verdict.fault}")
     kept = [u for u in parts.units if u not in verdict.culprits]
@@ -158,9 +159,13 @@ def _verdict(run: BlockRun, factors: bool) -> ProvedBlock | _Unproved:
         )
     take_handed(run)
     fault, culprits = _fault(run)
-    if fault is not None and not culprits and any(run.recording.gates.values()):
-        run.parts = replace(run.parts, gated=True)
+    if not culprits and any(run.recording.gates.values()) and (fault is not None or _gates_act(run)):
+        run.parts, ungated, held = replace(run.parts, gated=True), run.parts, fault is None
         fault, culprits = _gate_fault(run)
+        if held and fault is not None:
+            run.parts, fault, culprits = ungated, None, ()
+    if fault is None and run.parts.streams > 1:
+        fault = _weights_fault(run)
     if fault is not None:
         if not culprits:
             raise UnsupportedModelError(f"{run.parts.name}: {fault}{blamed(run, fault)}")
@@ -235,7 +240,19 @@ def _values_go_beside(run: BlockRun, items: Tensor, made: Tensor) -> bool:
 def _gate_reason(parts: BlockParts, reason: str) -> str:
     if parts.clamped:
         reason = f"its attention clips what it computes; {reason}"
+    if parts.weighing and parts.hidden.streams == 1:
+        reason = f"streams side by side may be weighed channel by channel; {reason}"
     return f"a gate inside attention scales its channels, so {reason}" if parts.gated else reason
+
+
+def _gates_act(run: BlockRun) -> bool:
+    """Whether squashing functions inside attention change more than H, which is held: then they are gates, though a
+    coarse dtype may hide that the block is not affine without them."""
+    r = random_like(run.input)
+    live = run.replay(r).end
+    with holding(run, parts=replace(run.parts, gated=True)):
+        held = run.replay(r).end
+    return relative_error(held, live) > torch.finfo(live.dtype).eps
 
 
 def _gate_fault(run: BlockRun) -> tuple[str | None, tuple[nn.Module, ...]]:
@@ -245,16 +262,27 @@ def _gate_fault(run: BlockRun) -> tuple[str | None, tuple[nn.Module, ...]]:
     output.
     """
     fault, culprits = _fault(run)
-    if fault is None:
-        zero, gates = torch.zeros_like(run.input), run.recording.gates
-        doubled = {module: [2 * value for value in values] for module, values in gates.items()}
-        with _without_biases(run):
-            once = run.replay(zero).end
-            with holding(run.recording, gates=defaultdict(list, doubled)):
-                twice = run.replay(zero).end
-        if not torch.equal(once, twice):
-            return "a squashing function inside its attention adds to the stream; it gates nothing", ()
+    gates = {module: [2 * value for value in values] for module, values in run.recording.gates.items()}
+    if fault is None and _moves_zero(run, gates=defaultdict(list, gates)):
+        return "a squashing function inside its attention adds to the stream; it gates nothing", ()
     return fault, culprits
+
+
+def _weights_fault(run: BlockRun) -> str | None:
+    """The fault of held weights of streams that are added, as in `_gate_fault`; None without it."""
+    if _moves_zero(run, weights=[2 * value for value in run.recording.weights]):
+        return "a squashing function of its own forward adds to the stream; it weighs no streams"
+    return None
+
+
+def _moves_zero(run: BlockRun, **doubled: Any) -> bool:
+    """Whether other held values move the block's output for a zero stream, without the block's biases."""
+    zero = torch.zeros_like(run.input)
+    with _without_biases(run):
+        once = run.replay(zero).end
+        with holding(run.recording, **doubled):
+            twice = run.replay(zero).end
+    return not torch.equal(once, twice)
 
 
 @contextlib.contextmanager

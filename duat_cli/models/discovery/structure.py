@@ -22,6 +22,7 @@ from duat_cli.models.arrays import in_narrow
 from duat_cli.models.block.mixer import MixerForm
 from duat_cli.models.block.parts import BlockParts
 from duat_cli.models.discovery.attempts import Known, PathError
+from duat_cli.models.discovery.beside import beside
 from duat_cli.models.discovery.chains import (
     ChangedStreamError,
     SeveralStacksError,
@@ -52,7 +53,7 @@ from duat_cli.models.discovery.modality import (
     require_token_ids,
     stack_of,
 )
-from duat_cli.models.discovery.parts import beside, find_parts
+from duat_cli.models.discovery.parts import find_parts
 from duat_cli.models.discovery.proof import Proof, ProvedBlock, traced_again
 from duat_cli.models.discovery.unread import decoder_note, left_out, mixing_notes, why_unchained, why_unseen
 from duat_cli.models.foreign import model_code
@@ -342,7 +343,7 @@ class Discovery:
         calls = self._calls[home]
         try:
             added = self.part is not self.stack or self._known.chain is not None
-            if calls and not chained(home, len(calls) - 1, calls[-1], event, added=added):
+            if calls and not chained(home, len(calls) - 1, calls[-1], event, written, added=added):
                 self._seams.add(len(calls))
         except UnsupportedModelError as fault:
             self._unchained.setdefault(home, fault)
@@ -361,6 +362,8 @@ class Discovery:
     def _found(self, event: Event, written: Trace) -> BlockParts:
         """The parts of the called module, if it is a block."""
         parts = find_parts(event, self._names[event.module], written)
+        if parts.streams > 1 and event.module not in parts.attention:
+            self._tracer.attention.pop(event.module, None)
         require_one_sequence(event, parts)
         if not isinstance(self.probe, Tensor) and STATES in self.probe:
             require_apart(event, parts, self.probe[STATES])

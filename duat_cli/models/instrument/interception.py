@@ -27,8 +27,20 @@ GATES = {
 }  # fmt: skip
 
 
+SOFTMAX = {torch.softmax, torch.nn.functional.softmax, Tensor.softmax}
+
+
+def _gives_rows(func: Any, args: Any, kwargs: Any) -> bool:
+    """Whether a softmax is over the last axis of at least three, as one whose rows are weights of tokens is. One over
+    another axis weighs the tokens of a window for each channel."""
+    x = args[0] if args else kwargs["input"]
+    axis, last = kwargs.get("dim", args[1] if len(args) > 1 else -1), x.ndim - 1
+    return func in SOFTMAX and last >= 2 and axis in {-1, last}
+
+
 class GateFreezer(TorchFunctionMode):
-    """Watches the gates of one attention module: outputs of squashing functions outside the attention function.
+    """Watches the gates of one attention module: outputs of squashing functions outside the attention function, and
+    weights of the tokens of a window for each channel.
 
     Without `held`, every such output is appended to `values`. With it, they are returned in order for any input.
     """
@@ -38,12 +50,43 @@ class GateFreezer(TorchFunctionMode):
         self._watch, self._values, self._held, self._calls = watch, values, held, itertools.count()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func not in GATES or self._watch.inside_interface:
-            return func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        gates = func in GATES or (func in SOFTMAX and not _gives_rows(func, args, kwargs))
+        if not gates or self._watch.inside_interface:
+            return func(*args, **kwargs)
         if self._held:
             return self._values[next(self._calls)]
         with functions_unwatched():  # one gate function may call another
-            value = func(*args, **(kwargs or {}))
+            value = func(*args, **kwargs)
+        self._values.append(value)
+        return value
+
+
+_WEIGHING = {one for one in GATES | SOFTMAX if one.__name__ in ("sigmoid", "tanh", "softmax")}  # not an FFN's SiLU
+
+
+class WeightFreezer(TorchFunctionMode):
+    """Watches the squashing functions of a block that make the weights of its streams.
+
+    Without `held`, every output is appended to `values`. With it, they are returned in order for any input, once for
+    each item. apart: whether what runs now is left alone, as attention and FFNs are.
+    """
+
+    def __init__(self, values: list[Tensor], *, held: bool, apart: Callable[[], bool]) -> None:
+        super().__init__()
+        self._values, self._held, self._apart, self._calls = values, held, apart, itertools.count()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func not in _WEIGHING or self._apart():
+            return func(*args, **kwargs)
+        if self._held:
+            value, x = self._values[next(self._calls)], args[0] if args else kwargs["input"]
+            if x.shape == value.shape:
+                return value
+            return value.expand(len(x) // len(value), *value.shape).flatten(0, 1)  # items stand in front of prompts
+        with functions_unwatched():  # one gate function may call another
+            value = func(*args, **kwargs)
         self._values.append(value)
         return value
 
@@ -90,7 +133,6 @@ class ClampFreezer(TorchFunctionMode):
         return x.copy_(y) if func in {Tensor.clamp_, Tensor.clip_} else y
 
 
-_SOFTMAX = {torch.softmax, torch.nn.functional.softmax, Tensor.softmax}
 _SDPA = torch.nn.functional.scaled_dot_product_attention
 _WHOLE = torch.nn.functional.multi_head_attention_forward
 
@@ -149,8 +191,8 @@ class SoftmaxInterception(TorchFunctionMode):
     """Watches one attention module's forward: the product that follows its softmax is H V.
 
     H is the left operand of the first product after the softmax whose last two axes are tokens by tokens, so that
-    casts, dropout (off) and head masks between the two stay the model's. `module` returns the module whose attention it
-    is at the time of the product.
+    casts, dropout (off) and head masks between the two stay the model's; a sink, the last column, may be cut off.
+    `module` returns the module whose attention it is at the time of the product.
     """
 
     watch: Watch
@@ -165,9 +207,11 @@ class SoftmaxInterception(TorchFunctionMode):
         kwargs = kwargs or {}
         if self.watch.inside_interface:
             return func(*args, **kwargs)
-        if func in _SOFTMAX:
+        if func in SOFTMAX:
             weights = func(*args, **kwargs)
-            if weights.ndim >= 3 and (weights.shape[-1] > 1 or weights.shape[-2] == 1):  # also of one token
+            if _gives_rows(func, args, kwargs) and (
+                weights.shape[-1] > 1 or weights.shape[-2] == 1
+            ):  # of one token too
                 self._armed, self._scores = tuple(weights.shape[-2:]), args[0] if args else kwargs["input"]
             return weights
         if func is _WHOLE:  # torch runs the inside of this function without modes
@@ -182,12 +226,17 @@ class SoftmaxInterception(TorchFunctionMode):
         """The result of a call behind the softmax: H V through the probe if it is that product, else its own result."""
         if func in _PRODUCTS:
             left, right = _understood(func.__name__, _PRODUCTS[func], args, kwargs)
-            if tuple(left.shape[-2:]) == self._armed:
+            if self._is_armed(left):
                 self._armed = None
                 return self._product(left, right, self._scores)
         if func is torch.einsum and len(args) == 3:
             return self._einsum(func, args, kwargs)
         return func(*args, **kwargs)
+
+    def _is_armed(self, weights: Tensor) -> bool:
+        """Whether these weights have the shape of the last softmax, or of one whose last column was cut off."""
+        rows, columns = self._armed or (0, 0)
+        return weights.shape[-2:] in {(rows, columns), (rows, columns - 1)}
 
     def _product(self, weights: Tensor, value: Tensor, scores: Tensor | None) -> Tensor:
         """weights (…, N, N) @ value (…, N, d), or what the probe returns for it: batch 1, with any folding of batch and
@@ -252,7 +301,7 @@ class SoftmaxInterception(TorchFunctionMode):
         """The result of an einsum after the softmax, rewritten as the product H V where it is one."""
         equation, weights, value = args
         form = None if kwargs else _einsum_form(equation)
-        if form is None or tuple(weights.shape[-2:]) != self._armed:
+        if form is None or not self._is_armed(weights):
             return func(*args, **kwargs)
         self._armed = None
         return self._product(weights, value.permute(form.value), self._scores).permute(form.back)

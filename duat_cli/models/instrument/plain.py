@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from duat_cli.errors import NotFiniteError, UnsupportedModelError
 from duat_cli.models.arrays import relative_error
+from duat_cli.models.block.slots import HiddenSlot
 from duat_cli.models.instrument.calls import hidden_of, tensors_in
 from duat_cli.models.instrument.hooks import hooked
 from duat_cli.models.instrument.rig import BlockRun, Rig
@@ -28,6 +29,7 @@ class Outputs:
 
     block: Any  # the output of the last block
     whole: Tensor  # the output of the stack, behind its final norm
+    slot: HiddenSlot | None = None  # that of the last block, where `block` is its hidden states alone, (1, N, M)
 
 
 class PlainPass:
@@ -56,25 +58,28 @@ class InstrumentedPass:
     def __init__(self, rig: Rig, forward: Callable[[], Any], on_block: Callable[[BlockRun], None]) -> None:
         self._rig, self._forward, self._on_block = rig, forward, on_block
         self._last: Any = None
+        self._slot: HiddenSlot | None = None
 
     def active(self) -> contextlib.AbstractContextManager[Any]:
         return self._rig.active()
 
     def run(self) -> None:
         self.returned = self._rig.run(self._forward, self._listen)  # the forward's own output, of any type
-        self.outputs = Outputs(self._last, _first_tensor(self.returned))
+        self.outputs = Outputs(self._last, _first_tensor(self.returned), self._slot)
 
     def _listen(self, run: BlockRun) -> None:
-        self._last = run.output
+        self._last, self._slot = run.output, run.parts.hidden
         self._on_block(run)
 
 
 def deviation(instrumented: Outputs, plain: Outputs) -> float:
     """The larger relative error of the two outputs. Raises UnsupportedModelError where one is not finite."""
-    block = hidden_of(plain.block, instrumented.block)
+    slot = instrumented.slot
+    own = _first_tensor(instrumented.block)
+    block = _first_tensor(plain.block) if slot is None else hidden_of(plain.block, slot, own)
     if not bool(torch.isfinite(block).all() and torch.isfinite(plain.whole).all()):
         raise NotFiniteError("the model's own output, without duat's instruments, is not finite")
-    error = max(relative_error(instrumented.block, block), relative_error(instrumented.whole, plain.whole))
+    error = max(relative_error(own, block), relative_error(instrumented.whole, plain.whole))
     if not math.isfinite(error):
         raise UnsupportedModelError("under duat's instruments the model's output is not finite, though its own is")
     return error

@@ -42,11 +42,12 @@ class UnitCall:
     output: Tensor
     rest: tuple[Any, ...] | None
     behind_attention: bool  # whether attention had run before it
+    again: Callable[[], Any]  # calls the module once more, with all of its own arguments
 
 
 def handed_values(call: AttentionCall, x: Tensor) -> UnitCall:
     """The values that an earlier block hands on, as the output of a unit. x: the input of the attention module."""
-    return UnitCall(call.module, x, call.value, None, behind_attention=False)
+    return UnitCall(call.module, x, call.value, None, False, functools.partial(call.module, x))
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,7 @@ class Recording:
     linears: dict[nn.Module, Tensor] = field(default_factory=dict)  # first linear -> its output
     attention: list[AttentionCall] = field(default_factory=list)
     gates: dict[nn.Module, list[Tensor]] = field(default_factory=lambda: defaultdict(list))  # of gated attention
+    weights: list[Tensor] = field(default_factory=list)  # of streams, where a token has several
     clamps: dict[nn.Module, list[HeldClamp]] = field(default_factory=lambda: defaultdict(list))  # of clipped attention
     extremes: Extremes = field(default_factory=Extremes)  # those of norms' and attention's outputs
     attention_rests: dict[nn.Module, tuple[Any, ...] | None] = field(default_factory=dict)  # attention's other outputs
@@ -123,7 +125,7 @@ class Substitutes:
         return x.reshape(self.items, -1, x.shape[-1])
 
     def held(self, norm: FrozenNorm, x: Tensor) -> Tensor:
-        """The frozen norm applied to a replay's tensor, with the items in front of the prompts."""
+        """The frozen norm of a replay's tensor, with the items in front of the prompts."""
         return norm(x) if self.prompts == 1 else norm(x.unflatten(0, (self.items, -1))).flatten(0, 1)
 
     def passed(self, module: nn.Module, x: Tensor) -> None:
@@ -361,7 +363,7 @@ class BlockRun:
             states = self.parts.cross.taken.get(args, kwargs)
             args, kwargs = self.parts.cross.taken.put(args, kwargs, states.new_zeros(()).expand_as(states))
         with self._rig.replaying(plan), contextlib.suppress(ReplayStop):
-            output = hidden_of(self._rig.call(self.parts.module, args, kwargs), apart)
+            output = hidden_of(self._rig.call(self.parts.module, args, kwargs), self.parts.hidden, apart)
             plan.result.output = output if self.prompts == 1 else output.reshape(items.shape)
         return plan.result
 

@@ -28,7 +28,7 @@ from duat_cli.models.instrument.activations import Extremes
 from duat_cli.models.instrument.attention import AttentionCall, Interface, Watch, apply_rows, mixed_by, watched
 from duat_cli.models.instrument.calls import first_tensor, hidden_of, on_another, only_tensor, without_cache
 from duat_cli.models.instrument.hooks import Forward, Instead, patched, unexchanged
-from duat_cli.models.instrument.interception import ClampFreezer, GateFreezer, SoftmaxInterception
+from duat_cli.models.instrument.interception import ClampFreezer, GateFreezer, SoftmaxInterception, WeightFreezer
 from duat_cli.models.instrument.mixer import KernelRows, MixerCall
 from duat_cli.models.instrument.records import (
     BlockRun,
@@ -77,6 +77,7 @@ class Rig:
         self._recording: Recording | None = None
         self._block: BlockParts | None = None
         self._plan: Substitutes | None = None
+        self._inner = False  # whether attention or a unit runs, in a block that weighs streams
         self._on_block: Callable[[BlockRun], None] | None = None
         self._calls, self._order = 0, order
 
@@ -190,7 +191,7 @@ class Rig:
         index, self._calls = self._calls, self._calls + 1
         if self._order and self._order[index : index + 1] != (module,):
             raise UnsupportedModelError(OTHER_BLOCKS)
-        hidden = hidden_of(output, parts.hidden.get(args, kwargs))
+        hidden = hidden_of(output, parts.hidden, parts.hidden.get(args, kwargs))
         run = BlockRun(self, index, parts, recording, without_cache(args, kwargs), hidden, self._prompts)
         run.find_windows()
         self._on_block(run)
@@ -203,11 +204,13 @@ class Rig:
             plan.passed(module, x)
             recorded, call = plan.run.recording, next(plan.calls[module])
             return joined(plan.held(recorded.norms[module][call], x), recorded.norm_rests[module][call])
-        output = original(*args, **kwargs)
+        with holding(self, _inner=True):  # a replay runs no norm
+            output = original(*args, **kwargs)
         if self._recording is not None and self._block is not None:
             y, rest = parted(output)
             frozen = (freeze_whole if self._whole else freeze)(self._block.norms[module], x, y)
-            self._recording.norms[module].append(with_zeros(frozen, x, on_another(original, args, kwargs)))
+            with holding(self, _inner=True):
+                self._recording.norms[module].append(with_zeros(frozen, x, on_another(original, args, kwargs)))
             self._recording.norm_rests[module].append(rest)
             self._recording.extremes.see("norm", y)
         return output
@@ -226,14 +229,15 @@ class Rig:
         if recording is None or parts is None or x is None:
             return output
         tensor, rest = parted(output)
-        recording.units.append(UnitCall(module, x, tensor.clone(), rest, bool(recording.attention)))  # a copy, as above
+        call = without_cache(args, kwargs)
+        again = functools.partial(module, *call[0], **call[1])
+        recording.units.append(UnitCall(module, x, tensor.clone(), rest, bool(recording.attention), again))  # see above
         if parts.second is not None and parts.second.form.module is module:
-            call = without_cache(args, kwargs)
             recording.second = functools.partial(MixerCall.capture, parts.second.form, original, *call)
         if parts.cross is not None and parts.cross.module is module:
             if len(recording.crossing) == 1:
                 states = parts.cross.states.get(args, kwargs)
-                recording.cross = CrossCall(*without_cache(args, kwargs), states, recording.crossing[0])
+                recording.cross = CrossCall(*call, states, recording.crossing[0])
             recording.extremes.see("attention", output)
         return output
 
@@ -259,7 +263,8 @@ class Rig:
         """Runs a mixer without softmax. A replay applies the model's own kernel to other values."""
         plan, recording = self._plan, self._recording
         if plan is not None:
-            return self._mixer_replay(plan.run.recording.mixers[module], plan, args, kwargs)
+            with holding(self, _inner=True):
+                return self._mixer_replay(plan.run.recording.mixers[module], plan, args, kwargs)
         if recording is None or self._block is None or self._block.mixer is None:
             return original(*args, **kwargs)
         with self.suspended():
@@ -267,7 +272,7 @@ class Rig:
         recording.mixers[module] = call
         if not call.form.affine:
             x = call.read
-            recording.units.append(UnitCall(module, x, call.value, None, behind_attention=False))
+            recording.units.append(UnitCall(module, x, call.value, None, False, functools.partial(module, x)))
         recording.attention.append(call.attention())
         recording.extremes.see("attention", call.output)
         return call.output
@@ -300,22 +305,34 @@ class Rig:
 
     @contextlib.contextmanager
     def _watched(self, module: nn.Module) -> Iterator[None]:
-        """Enters the torch function modes that this module needs: none unless it is attention, which few blocks are."""
+        """Enters the torch function modes that this module needs: none unless it is attention, which few blocks are, or
+        in a block that weighs several streams a token."""
         known, held = self._by_attention.get(module), self._plan is not None
-        if known is None:
-            yield
-            return
-        parts, recording = known, self._recording
+        parts, recording = self._block, self._recording
         if self._plan is not None:
             parts, recording = self._plan.run.parts, self._plan.run.recording
         with contextlib.ExitStack() as stack:
-            if recording is not None and parts.clamped:
+            if parts is not None and recording is not None and parts.streams > 1:
+                own = module is parts.module
+                stack.enter_context(self._weighing(recording.weights, held=held) if own else holding(self, _inner=True))
+            if known is None:
+                yield
+                return
+            if parts is not None and recording is not None and parts.clamped:
                 stack.enter_context(ClampFreezer(self.watch, recording.clamps[module], held=held))
-            if recording is not None and parts.gated:
+            if parts is not None and recording is not None and parts.gated:
                 stack.enter_context(GateFreezer(self.watch, recording.gates[module], held=held))
             if module in known.intercepted:
                 stack.enter_context(SoftmaxInterception(self.watch, lambda: module))
             yield
+
+    def _weighing(self, weights: list[Tensor], *, held: bool) -> WeightFreezer:
+        """The mode that holds the weights of streams, in what belongs to no attention and no unit of the block."""
+
+        def apart() -> bool:
+            return self._inner or (self._plan is None and self._recording is None)
+
+        return WeightFreezer(weights, held=held, apart=apart)
 
     def _direct_attention(self, module: nn.Module, plan: Substitutes, x: Tensor) -> Tensor:
         """O(H V(x)) by the layers that V and O are read from; H V(x) where O stands outside the module."""

@@ -89,4 +89,4 @@ class Tape(TorchFunctionMode):
                 self._seen(place, holdable, tensors[element])
         if not changed:
             return output
-        return tuple(tensors) if many else tensors[0]
+        return type(output)(tensors) if many else tensors[0]  # also where its fields have names (`max`)

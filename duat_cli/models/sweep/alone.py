@@ -69,7 +69,7 @@ class _Kept(BlockPass):
         self.taken.append(x + random_like(x) if number in self._noisy else x)
         args, kwargs = parts.hidden.put(args, kwargs, self.taken[-1].clone())  # blocks may write to it
         output = original(*args, **kwargs)
-        made = hidden_of(output, self.taken[-1]).clone()
+        made = hidden_of(output, parts.hidden, self.taken[-1]).clone()
         self.made.append(made)
         if self._like is None or number in self._noisy:
             return output

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.block.parts import BlockParts
+from duat_cli.models.block.slots import taken
 from duat_cli.models.discovery.structure import Discovered
 from duat_cli.models.instrument.calls import Path, beside_handed, handed, hidden_of
 from duat_cli.models.sweep.passes import BlockPass, Forward, Handler, Original, with_hidden
@@ -34,17 +35,18 @@ class Chain:
         left = dict[Path, Tensor]()
 
         def handle(number: int, parts: BlockParts, original: Original, args: Any, kwargs: Any) -> Any:
-            hidden = parts.hidden.get(args, kwargs)
+            hidden = taken(args, kwargs, parts.hidden.key)
             self._called[number:] = [parts.module]
             others = [t for path, t in handed(args, kwargs).items() if t is not left.get(path)]
             others += [t for t in beside_handed(args, kwargs) if t is not hidden]
             seen.append([t.clone() for t in others])
-            before = hidden.clone()
+            before = parts.hidden.get(args, kwargs).clone()
             output = original(*args, **kwargs)
             left.clear()
             left.update(handed(args, kwargs))
-            after = hidden_of(output, before)
-            return with_hidden(output, before, after + shift * after.std() * torch.ones_like(after).cumsum(-1).sin())
+            after = hidden_of(output, parts.hidden, before)
+            moved = after + shift * after.std() * torch.ones_like(after).cumsum(-1).sin()
+            return with_hidden(output, parts.hidden, before, moved)
 
         return handle
 

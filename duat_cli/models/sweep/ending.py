@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from duat_cli.errors import NoSignalError, NotFiniteError, UnsupportedModelError
 from duat_cli.models.arrays import random_like, relative_error, tolerance_for
 from duat_cli.models.block.norms import FrozenNorm, NormForm, freeze_whole, recognise
+from duat_cli.models.holding import holding
 from duat_cli.models.instrument.calls import first_tensor, only_tensor
 from duat_cli.models.instrument.functions.activations import RatioMode, Ratios
 from duat_cli.models.instrument.hooks import hooked, patched
@@ -87,7 +88,8 @@ class Ending:
         x = only_tensor(norm, args, kwargs)
         if self._numbers is not None:
             return self._norms[norm][next(self._numbers[norm])](x)
-        y = original(*args, **kwargs)
+        with holding(self._ratios, inside=True):
+            y = original(*args, **kwargs)
         self._norms[norm].append(freeze_whole(self._form.norms[norm], x.detach(), y.detach()))
         return y
 

@@ -171,7 +171,7 @@ class _Rerun:
         args, kwargs = with_handed(self._call.args, self._call.kwargs, given.get)
         args, kwargs = self._parts.hidden.put(args, kwargs, x)
         with without_terms(self._gone, self._number) as bridge, watching(() if bridge else self._watched, watch):
-            after = hidden_of(self._parts.module(*args, **kwargs), x)
+            after = hidden_of(self._parts.module(*args, **kwargs), self._parts.hidden, x)
         self.left = handed(args, kwargs)
         return after if bridge is None else bridge(read[0].clone())
 

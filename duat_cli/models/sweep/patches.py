@@ -59,7 +59,7 @@ class PatchedPass(BlockPass):
     def _call(self, number: int, parts: BlockParts, original: Original, args: Any, kwargs: Any) -> Any:
         start, recorded = self._patch.start, self._calls[number]
         if number < start:
-            return with_hidden(recorded.output, recorded.before, recorded.after.clone())
+            return with_hidden(recorded.output, parts.hidden, recorded.before, recorded.after.clone())
         if number == start:
             hand_on(args, kwargs, (recorded.args, recorded.kwargs))
         if number in self._patch.stream:

@@ -16,6 +16,7 @@ from duat_cli.models.block.parts import BlockParts
 from duat_cli.models.budgets import ROW_BLOCKS, rows_at_once
 from duat_cli.models.discovery.structure import ModelStructure
 from duat_cli.models.instrument.calls import Path, hand_on, hidden_of, mappings_in, with_handed
+from duat_cli.models.instrument.mixer import repeated
 from duat_cli.models.sweep.lockstep import Weights
 from duat_cli.models.sweep.passes import (
     BlockCall,
@@ -85,14 +86,14 @@ def without_each(
             raise NotInRowsError(f"{parts.name} takes one sequence for the {len(gone)} rows of a batch")
         output = removed(number, parts, original, args, kwargs)
         if number == len(structure.calls) - 1:
-            last(hidden_of(output, parts.hidden.get(args, kwargs)))
+            last(hidden_of(output, parts.hidden, parts.hidden.get(args, kwargs)))
         return output
 
     def removed(number: int, parts: BlockParts, original: Original, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         if number < start:
             call = calls[number]
-            repeated = call.after.expand(len(gone), *call.after.shape[1:]).clone()
-            return with_hidden(call.output, call.before, repeated)
+            after = call.after.expand(len(gone), *call.after.shape[1:]).clone()
+            return _in_rows(with_hidden(call.output, parts.hidden, call.before, after), len(gone))
         if number == start:
             hand_on(args, kwargs, with_handed(calls[number].args, calls[number].kwargs, in_rows))
         here = {row: one[number] for row, one in enumerate(gone) if number in one}
@@ -101,7 +102,7 @@ def without_each(
         before = parts.hidden.get(args, kwargs)
         whole = {row: one.bridge(before[row].clone()) for row, one in here.items() if one.whole}
         if len(whole) == len(gone) and _gives_hidden_alone(calls[number]):
-            return torch.stack([whole[row] for row in range(len(gone))]).to(calls[number].after)
+            return parts.hidden.apart(torch.stack([whole[row] for row in range(len(gone))]).to(calls[number].after))
         sites = list({site: None for one in here.values() for site in one.masks})
 
         def edit(site: Site, value: Tensor, index: Tensor | None) -> Tensor:
@@ -116,10 +117,10 @@ def without_each(
             output = original(*args, **kwargs)
         if not whole:
             return output
-        after = hidden_of(output, before).clone()
+        after = hidden_of(output, parts.hidden, before).clone()
         for row, hidden in whole.items():
             after[row] = hidden
-        return with_hidden(output, before, after)
+        return with_hidden(output, parts.hidden, before, after)
 
     return BlockPass(structure, forward, block, weights=weights, start=start)
 
@@ -133,6 +134,16 @@ def _gives_hidden_alone(call: BlockCall) -> bool:
     """Whether a block returns only hidden states and has no mapping to put tensors into. It then need not run where all
     of it is removed."""
     return isinstance(call.output, Tensor) and not mappings_in(call.args, call.kwargs)
+
+
+def _in_rows(output: Any, rows: int) -> Any:
+    """A block's output with what it gives beside hidden states, once for each row: the choice of keys that later blocks
+    share, say."""
+    if isinstance(output, Tensor):
+        return output
+    if isinstance(output, dict):
+        return type(output)(**dict(zip(output, repeated(output.values(), rows), strict=True)))
+    return type(output)(repeated(output, rows))
 
 
 def _rows(value: Tensor, rows: int, tokens: int) -> Tensor:

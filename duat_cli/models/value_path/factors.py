@@ -15,7 +15,6 @@ from torch import Tensor
 
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.arrays import (
-    fit,
     fit_heads,
     gaussian,
     in_narrow,
@@ -52,6 +51,7 @@ from duat_cli.models.value_path.probed import (
     tokens_mixed,
     values_of,
 )
+from duat_cli.models.value_path.streams import Reached, reaching_weights, reading_weights, spread, weighed
 from duat_cli.operators.kronecker import HeadFactors, at_offsets
 
 NO_MIXING = "it has no token mixer, so no token reaches another"
@@ -86,9 +86,10 @@ class BlockFactors:
     own: bool = False  # whether V does not read the stream: it selects channels of values that a UAT term makes
     offsets: tuple[int, ...] = (0,)  # of values made of several tokens: V and O of every head stand once per offset
 
-    def fitted(self, scale: Tensor, error: float) -> BlockFactors:
-        """These factors with t, (N,), as fitted for one input, if t is the same for all tokens, and the fit's error."""
-        return replace(self, token_scale=_constant_scale(scale, self.tap), error=error)
+    def fitted(self, scale: Tensor, error: float, reached: Tensor | None = None) -> BlockFactors:
+        """These factors with t, (N,), as fitted for one input, if t is the same for all tokens and reaches one stream
+        alone (else reached: its weights), and the fit's error."""
+        return replace(self, token_scale=_constant_scale(scale, self.tap) if reached is None else None, error=error)
 
     @property
     def reaching(self) -> Tensor:
@@ -108,26 +109,26 @@ class Base:
 def operator_of(run: BlockRun, known: BlockFactors, base: Base) -> AttentionOperator:
     """W' of this block for this input. Raises UnsupportedModelError where its factors do not fit."""
     call = run.attention[0]
-    product, target = wide(call.value[0]), wide(call.value[0])  # (kv_heads, N, d)
-    scale, value_errors = torch.ones_like(product[..., :1]), [0.0] * run.prompts
+    product, target = wide(call.value[0]), wide(call.value[0])  # (kv_heads, N, d); s: (kv_heads, N, 1)
+    scale, value_errors, read = torch.ones_like(product[..., :1]), [0.0] * run.prompts, None
     if len(known.offsets) > 1:
         product = known.heads.values_of(wide(run.input[0]))
         target = wide(values_by_offset(run, run.input, known.offsets))
         scale, value_error = source_scale(product, target, known.offsets)
         value_errors = [value_error] * run.prompts
     elif not known.own:
-        product = difference = known.heads.values_of(wide(run.input[0]))
+        read, read_error = reading_weights(run, known.heads) if run.parts.streams > 1 else (None, 0.0)
+        product = difference = known.heads.values_of(weighed(wide(run.input[0]), read))
         if not run.parts.homogeneous:
-            difference = product - known.heads.values_of(wide(base.items[0]))
+            difference = product - known.heads.values_of(weighed(wide(base.items[0]), read))
             target = target - wide(base.replay.values[0][0])
-        scale = or_else(fit_heads(difference, target), difference, lambda: _of_others(run, known))  # (kv_heads, N, 1)
-        value_errors = relative_errors(scale * difference, target, run.prompts, axis=1)
+        scale = or_else(fit_heads(difference, target), difference, lambda: _of_others(run, known, read))
+        value_errors = [max(read_error, e) for e in relative_errors(scale * difference, target, run.prompts, axis=1)]
     gate, gate_error = gate_of(run, base.given) if known.gated else (None, 0.0)
-    token_scale, output_errors = known.token_scale, [known.error] * run.prompts
+    token_scale, reached, output_errors = known.token_scale, None, [known.error] * run.prompts
     if token_scale is None:
-        token_scale, output_errors = _reach(run, known, gate, base)
+        token_scale, reached, output_errors = _reach(run, known, gate, base)
     errors = [max(*each, gate_error) for each in zip(value_errors, output_errors, strict=True)]
-    values = scale * product
     groups = known.heads.groups
     ungated = call.rows
     if (times := len(known.offsets)) > 1:
@@ -138,7 +139,7 @@ def operator_of(run: BlockRun, known: BlockFactors, base: Base) -> AttentionOper
         rows=rows,
         source_scale=scale[..., 0].repeat_interleave(groups, 0),
         token_scale=token_scale,
-        values=values.repeat_interleave(groups, 0),
+        values=(scale * product).repeat_interleave(groups, 0),
         factors=known.heads,
         error=max(errors),
         allowed=positions(run),
@@ -148,16 +149,18 @@ def operator_of(run: BlockRun, known: BlockFactors, base: Base) -> AttentionOper
         offsets=known.offsets,
         head_gate=head_gate,
         ungated=None if head_gate is None else ungated,
+        read=read,
+        reached=reached,
     )
     accept(operator.error, run.input.dtype)
     return operator
 
 
-def _of_others(run: BlockRun, known: BlockFactors) -> Tensor:
+def _of_others(run: BlockRun, known: BlockFactors, read: Tensor | None) -> Tensor:
     """s fitted to the frozen block's values for random vectors in place of the tokens', of which some may be zero."""
     zero, noise = torch.zeros_like(run.input), random_like(run.input)
     made = wide(values_of(run, noise)[0]) - wide(values_of(run, zero)[0])
-    return fit_heads(known.heads.values_of(wide(noise[0])), made)
+    return fit_heads(known.heads.values_of(weighed(wide(noise[0]), read)), made)
 
 
 def own_contribution(run: BlockRun, tap: Tap) -> tuple[Tensor, Tensor]:
@@ -189,7 +192,7 @@ def checked(operator: AttentionOperator, run: BlockRun, tap: Tap) -> AttentionOp
         whole = whole * operator.token_scale[:, None]
     output = operator.factors.output[: len(whole)]
     rounded = 4 * torch.finfo(run.input.dtype).eps * float(torch.einsum("hnd,hdm->nm", whole, output).norm())
-    image, own = operator.image(), wide(own_contribution(run, tap)[1])
+    image, own = spread(operator.image(), operator.reached), wide(own_contribution(run, tap)[1])
     error = missed(image, own, rounded)
     if error > tolerance_for(run.input.dtype):
         refuse_cancelled(image, own, whole, output, run.input.dtype)
@@ -197,8 +200,8 @@ def checked(operator: AttentionOperator, run: BlockRun, tap: Tap) -> AttentionOp
     return replace(operator, error=max(operator.error, error))
 
 
-def _reach(run: BlockRun, known: BlockFactors, gate: Tensor | None, base: Base) -> tuple[Tensor, list[float]]:
-    """t for this input, (N,), and each prompt's residual: for a known R added to H V, t_i (g_i ∘ R) O arrives."""
+def _reach(run: BlockRun, known: BlockFactors, gate: Tensor | None, base: Base) -> Reached:
+    """As `reaching_weights`, for a known R that is added to H V: t_i u_i (g_i ∘ R) O arrives."""
     mixed = base.replay.mixed[0][:1]  # (1, N, heads, d)
     # R has the size of H V; own values are zero in the base, so there H V of the run is taken, lest the stream hide R
     added = random_like(run.attention[0].output if known.own else mixed, SEED)
@@ -206,8 +209,7 @@ def _reach(run: BlockRun, known: BlockFactors, gate: Tensor | None, base: Base) 
     target = wide(known.tap.read(moved)[0]) - wide(known.tap.read(base.replay)[0])
     reaching = wide(added[0]) if gate is None else wide(added[0]) * gate.transpose(0, 1)
     direction = torch.einsum("nhd,hdm->nm", reaching, known.reaching)
-    scale = fit(direction, target)
-    return scale[:, 0], relative_errors(scale * direction, target, run.prompts)
+    return reaching_weights(direction, target, run.prompts)
 
 
 def find_factors(run: BlockRun, base: Base) -> BlockFactors:
@@ -232,7 +234,7 @@ def find_factors(run: BlockRun, base: Base) -> BlockFactors:
     tap = _find_tap(run)
     # Where the stream arrives nowhere unchanged, O is read, and its fit is the proof. O probed at the block's output
     # includes the layers that lead back to the stream (a bottleneck around attention).
-    probed = tap if tap.on_stream else Tap(OUTPUT, True, on_stream=False)
+    probed = tap if tap.on_stream or run.parts.streams > 1 else Tap(OUTPUT, True, on_stream=False)
     faults: list[str] = []
     for origin, gated, value, output in (
         ("read", False, read_value, _read_output),
@@ -245,8 +247,8 @@ def find_factors(run: BlockRun, base: Base) -> BlockFactors:
             met = probed if origin == "probed" else tap
             gate = gate_of(run, base.given)[0] if gated else None
             factors = BlockFactors(HeadFactors(value(run), output(run, met, gate)), met, origin, gated=gated)
-            scale, [error] = _reach(run, factors, gate, base)
-            found = factors.fitted(scale, error)
+            scale, reached, [error] = _reach(run, factors, gate, base)
+            found = factors.fitted(scale, error, reached)
             accept(error, run.input.dtype)
             operator_of(run, found, base)
         except UnsupportedModelError as fault:
@@ -283,8 +285,8 @@ def _with_value(
     tap, gate = _find_tap(run), gate_of(run, base.given)[0]
     heads = HeadFactors(value, _read_output(run, tap, gate).repeat(len(offsets), 1, 1))
     factors = BlockFactors(heads, tap, origin, own=own, gated=True, offsets=offsets)
-    scale, [error] = _reach(run, factors, gate, base)
-    found = factors.fitted(scale, error)
+    scale, reached, [error] = _reach(run, factors, gate, base)
+    found = factors.fitted(scale, error, reached)
     operator_of(run, found, base)
     return found
 
@@ -379,7 +381,7 @@ def read_output(run: BlockRun, projection: Projection | None, call: AttentionCal
     if projection is None:
         raise UnsupportedModelError("no linear layer takes its concatenated heads")
     matrix = stored_matrix(projection.linear, run.input.dtype)
-    if matrix.shape != (heads * width, run.input.shape[-1]):
+    if matrix.shape != (heads * width, run.input.shape[-1] // run.parts.streams):
         raise UnsupportedModelError("its output projection does not lead from the concatenated heads to the stream")
     matrix = matrix.reshape(heads, width, -1)
     if projection.norm is None or not tap.branch_norms:

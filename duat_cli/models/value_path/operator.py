@@ -17,6 +17,13 @@ from duat_cli.operators.uniform import uniform_rows
 CHANNEL_ELEMENTS = 1 << 26  # most elements of the attention matrices of single channels
 
 
+def one_stream(operator: AttentionOperator, why: str) -> AttentionOperator:
+    """The operator itself. Raises UnsupportedModelError with that reason where a token has several streams."""
+    if operator.streams:
+        raise UnsupportedModelError(why)
+    return operator
+
+
 def whole_rows(source: RowSource) -> Tensor:
     """All of H at once, (heads, N, N), without a copy where it is stored whole."""
     chunks = [weights for _, weights in source.chunks()]
@@ -64,6 +71,13 @@ class AttentionOperator:
     offsets: tuple[int, ...] = (0,)  # how far behind their tokens values stand; every head stands once per offset
     head_gate: Tensor | None = None  # factor of all channels of a head by token, part of `rows`: (heads, N); None: ones
     ungated: RowSource | None = None  # `rows` without `head_gate`; None where there is no such gate
+    read: Tensor | None = None  # weights of the streams that V reads, (N, streams); None: one stream a token
+    reached: Tensor | None = None  # weights of the streams that O reaches, (N, streams), as in streams.py
+
+    @property
+    def streams(self) -> bool:
+        """Whether a token has several streams, which W' reads or reaches by their unit weights."""
+        return self.read is not None or self.reached is not None
 
     @property
     def products(self) -> int:
@@ -98,7 +112,7 @@ class AttentionOperator:
         count = len(self.each)
         if not isinstance(self.rows, WindowRows) or self.rows.windows.count != count:
             raise UnsupportedModelError("its rows of H are not those of prompts behind each other")
-        if self.gate is not None or self.own:
+        if self.gate is not None or self.own or self.streams:
             raise UnsupportedModelError("its operator is not that of plain attention")
         scale = self.token_scale.reshape(count, -1) if len(self.token_scale) > 1 else self.token_scale.expand(count, 1)
         attention = self.rows.weights.to(scale.dtype)

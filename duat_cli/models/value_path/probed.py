@@ -146,9 +146,11 @@ def _arriving(run: BlockRun, linear: nn.Module, given: Sequence[Tensor], attenti
 
 
 def probe_value(run: BlockRun) -> Tensor:
-    """V row by row, from unit vectors as tokens that go through the frozen block up to the attention function."""
-    _, tokens, width = run.input.shape
-    vector = gaussian((1, 1, width), run.input, SEED + 2).expand(1, tokens, width)
+    """V row by row, from unit vectors as tokens that go through the frozen block up to the attention function. Where a
+    token has several streams, each is given the same vector."""
+    streams = run.parts.streams
+    tokens, width = run.input.shape[1], run.input.shape[2] // streams
+    vector = gaussian((1, 1, width), run.input, SEED + 2).expand(1, tokens, width).repeat(1, 1, streams)
     base, at_vector = (values_of(run, z) for z in (torch.zeros_like(run.input), vector))
     moved = wide(at_vector - base)  # (1, kv_heads, N, d)
     if not bool(moved.any()):
@@ -158,7 +160,7 @@ def probe_value(run: BlockRun) -> Tensor:
     accept(relative_error(scale * reference[:, :, None], moved), run.input.dtype)
     rows = []
     for first in range(0, width, tokens):
-        unit = _unit_tokens(first, tokens, width, run.input)
+        unit = _unit_tokens(first, tokens, width, run.input).repeat(1, 1, streams)
         rows.append((wide(values_of(run, unit) - base) / scale)[0, :, : min(tokens, width - first)])
     return torch.cat(rows, dim=1)
 
@@ -176,7 +178,8 @@ def _unit_tokens(first: int, tokens: int, width: int, like: Tensor) -> Tensor:
 
 
 def probe_output(run: BlockRun, read: Callable[[Replay], Tensor], gate: Tensor | None) -> Tensor:
-    """O row by row, from unit vectors behind the gate, in place of g H V, read where they meet the residual stream.
+    """O row by row, from unit vectors behind the gate, in place of g H V, read where they meet the residual stream; the
+    sum over the streams where a token has several.
 
     read: the vectors of a replay that meet it.
     """
@@ -188,7 +191,8 @@ def probe_output(run: BlockRun, read: Callable[[Replay], Tensor], gate: Tensor |
         shaped = mixed.reshape(1, tokens, heads, width)
         if gate is not None:
             shaped = (shaped / gate.transpose(0, 1)).to(like.dtype)
-        return read(run.replay(torch.zeros_like(like), attention=shaped))[0]  # (N, M)
+        met = read(run.replay(torch.zeros_like(like), attention=shaped))[0]  # (N, M)
+        return met.unflatten(1, (-1, like.shape[2] // run.parts.streams)).sum(dim=1)
 
     base = arrival(like.new_zeros(1, tokens, side))
     moved = arrival(gaussian((1, 1, side), like, SEED + 3).expand(1, tokens, side)) - base

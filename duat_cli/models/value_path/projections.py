@@ -38,7 +38,9 @@ def value_projection(hidden: Tensor, parts: BlockParts, written: Trace, call: At
     for norm in parts.norms:
         for norm_event in written.calls(norm):
             normed = norm_event.result
-            if normed is not None and _same_tokens(read, normed) and same_storage(norm_event.tensors[0], hidden):
+            if normed is None or not _same_tokens(read, normed):
+                continue
+            if parts.streams > 1 or same_storage(norm_event.tensors[0], hidden):  # it reads what streams are weighed to
                 return Projection(event.module, norm, columns)
     return None
 

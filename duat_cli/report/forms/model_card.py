@@ -79,7 +79,7 @@ def _checked(report: CheckReport) -> str:
 def _inspected(report: InspectReport) -> str:
     model, summary = report.model, report.summary
     heads = plural(model.heads, "head")
-    shape = f"{plural(model.blocks, 'block')}, width {model.hidden_size}, {heads} ({model.kv_heads} key/value)"
+    shape = f"{plural(model.blocks, 'block')}, {facts.width(model)}, {heads} ({model.kv_heads} key/value)"
     rows: list[Row] = [
         ("Model", f"{escaped(facts.architecture(model))}, {model.parameters:,} parameters"),
         ("Shape", shape),

@@ -31,8 +31,15 @@ def shape(model: ModelFacts, kv: str) -> str:
     """Architecture and sizes. kv: the word for key and value heads."""
     return (
         f"{model.model_type} ({architecture(model)}), {numbers.count(model.parameters)} parameters, "
-        f"{plural(model.blocks, 'block')}, width {model.hidden_size}, {heads(model, kv)}{quantised(model.quantised)}"
+        f"{plural(model.blocks, 'block')}, {width(model)}, {heads(model, kv)}{quantised(model.quantised)}"
     )
+
+
+def width(model: ModelFacts) -> str:
+    """Width of the residual stream, or of the streams of a token, as in: width 576, or: 4 streams of width 144."""
+    if model.streams == 1:
+        return f"width {model.hidden_size}"
+    return f"{model.streams} streams of width {model.hidden_size // model.streams}"
 
 
 def heads(model: ModelFacts | MatrixReport, kv: str) -> str:

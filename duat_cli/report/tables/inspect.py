@@ -55,6 +55,10 @@ _CROSSED = (
     "context: how many encoder tokens reach a decoder token. null: H uniform over the encoder's tokens, same weights. "
     "It is rectangular, so off-diagonal share and distances are not defined.",
 )
+_STREAMS = (
+    "Streams: attention reads and reaches those of a token with weights of this input. W' is taken with weights of "
+    "length one, which leaves its norms and singular values as they are."
+)
 _BESIDE = (
     "The token mixer beside attention: W'_c, of its own values, a UAT term",
     "eff. heads: at most its channels, each of which has a gate of its own. context: how many tokens reach a token. "
@@ -132,6 +136,8 @@ def _legend(report: InspectReport) -> list[RenderableType]:
         f"linear, static, {encoder}dyn.: of all up to here, shares of the block's output: {path}, biases (carried by "
         f"T, which the input sets), {states}UAT terms; sum 100. own: this block's own UAT term.",
     ]
+    if report.model.streams > 1:
+        texts.insert(1, _STREAMS)
     return [note(text) for text in texts]
 
 

@@ -17,6 +17,7 @@ from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextRMSNormG
 from transformers.models.t5.modeling_t5 import T5LayerNorm
 
 from duat_cli.errors import UnsupportedModelError
+from duat_cli.models.block.norm_scale import ball_of
 from duat_cli.models.block.norms import _mean_free, freeze, recognise, with_zeros
 
 WIDTHS = [2, 3, 4, 5, 7, 8, 33, 64]
@@ -129,6 +130,22 @@ def test_gain_bias_and_scale_are_the_formula() -> None:
     assert far(frozen(z), centred(z) * scale * module.weight + module.bias) <= 1e-12
 
 
+@pytest.mark.parametrize("groups", [2, 4])
+def test_groups_of_channels_have_a_scale_each(groups: int) -> None:
+    """As streams side by side do: y_c = x_c / rms(its group) * g_c."""
+    gain, x = normal(8, seed=3), normal(1, 5, 8)
+    module = Plain(lambda v: rms(v.unflatten(-1, (groups, -1)), 1e-6).flatten(-2) * gain)
+    form = recognise(module, x, module(x))
+    assert form is not None
+    assert form.groups == groups
+    frozen = freeze(form, x, module(x))
+    assert frozen.scale.shape == (1, 5, groups)
+    z, inverse = normal(1, 5, 8, seed=9), x.unflatten(-1, (groups, -1)).square().mean(-1, keepdim=True).rsqrt()
+    assert far(frozen(z), (z.unflatten(-1, (groups, -1)) * inverse).flatten(-2) * gain) <= 1e-4  # eps
+    with pytest.raises(UnsupportedModelError, match="is no norm whose output has a largest size"):
+        ball_of(module, 8)
+
+
 def test_gains_of_zero_and_below_are_kept() -> None:
     module, x = randomised(nn.RMSNorm(6, eps=1e-6)), normal(1, 5, 6)
     module.weight[0], module.weight[1] = 0.0, -2.0
@@ -185,7 +202,6 @@ OTHERS: dict[str, Callable[[], nn.Module]] = {
     "norm, then ReLU": lambda: Plain(lambda x: nn.functional.relu(rms(x, 1e-6))),
     "sign": lambda: Plain(torch.sign),
     "norm over the tokens": lambda: Plain(lambda x: x / x.norm(dim=1, keepdim=True)),
-    "norm over pairs": lambda: Plain(lambda x: nn.functional.normalize(x.unflatten(-1, (4, 2)), dim=-1).flatten(-2)),
     "gated by itself": lambda: Plain(lambda x: rms(x * x.sigmoid(), 1e-6)),
     "scaled by the largest": lambda: Plain(lambda x: x.abs() / x.abs().amax(-1, keepdim=True)),
     "two inputs": lambda: nn.Bilinear(8, 8, 8),

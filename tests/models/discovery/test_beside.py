@@ -8,12 +8,17 @@ import pytest
 import torch
 from helpers import single_model
 from sharing import gemma4, mistral_large4
-from torch import Tensor
+from torch import Tensor, nn
 
 import duat_cli as duat
 from duat_cli.analysis.decomposition import Decomposition
+from duat_cli.errors import UnsupportedModelError
+from duat_cli.models.discovery.beside import hidden_slot
 from duat_cli.models.discovery.structure import ModelStructure, discover, run_stack
+from duat_cli.models.instrument.calls import hidden_of
 from duat_cli.models.instrument.rig import BlockRun
+from duat_cli.models.instrument.tracing import Event, Trace
+from duat_cli.models.sweep.passes import with_hidden
 
 IDS = torch.tensor([[12, 15, 18, 22, 31, 15, 19]])
 FIRST = 2
@@ -121,3 +126,33 @@ def test_values_made_of_a_latent_that_is_handed_on() -> None:
     report = duat.verify(model, prompts=[IDS[0].tolist()])
     assert report.certificate.exact
     assert all(block.operator_error is not None and block.operator_error < 1e-5 for block in report.blocks)
+
+
+def called(given: Tensor, inner: Tensor) -> tuple[Event, Trace]:
+    """A call of a block that gives what it takes, and a call of a layer inside of it."""
+    block, layer = nn.Identity(), nn.Identity()
+    event = Event(block, (given,), {}, given)
+    return event, Trace([Event(layer, (inner,), {}, inner), event])
+
+
+def test_several_streams_a_token_are_read_as_one() -> None:
+    """By what the layers inside take: one stream of the tokens."""
+    for states, first in ((torch.randn(1, 5, 3, 8), False), (torch.randn(3, 1, 5, 8), True)):
+        event, written = called(states, torch.randn(1, 5, 8))
+        slot = hidden_slot(event, written)
+        assert (slot.streams, slot.first) == (3, first)
+        read = slot.get(event.args, event.kwargs)
+        assert read.shape == (1, 5, 24)
+        assert torch.equal(read[0, 4, 8:16], states[1, 0, 4] if first else states[0, 4, 1])
+        [put], _ = slot.put(event.args, event.kwargs, read)
+        assert torch.equal(put, states)
+        assert torch.equal(hidden_of((states, "more"), slot, read), read)
+        kept = with_hidden((states, "more"), slot, read, 2 * read)
+        assert torch.equal(kept[0], 2 * states)
+        assert kept[1] == "more"
+
+
+def test_a_map_of_tokens_is_refused() -> None:
+    event, written = called(torch.randn(1, 5, 3, 8), torch.randn(1, 15, 8))
+    with pytest.raises(UnsupportedModelError, match="four axes, which are no streams of a token but a map"):
+        hidden_slot(event, written)

@@ -182,12 +182,9 @@ def test_experts_beside_their_router_are_a_unit_and_the_router_is_none() -> None
     assert structure.uncovered == ()
 
 
-@pytest.mark.parametrize(
-    ("model_type", "reason"), [("gemma3n_text", "several streams a token"), ("xlnet", r"shape \(N, batch, M\)")]
-)
-def test_a_stream_of_another_shape_is_refused_by_its_shape(model_type: str, reason: str) -> None:
-    with pytest.raises(UnsupportedModelError, match=reason):
-        discover(single_model(model_type))
+def test_a_stream_of_another_shape_is_refused_by_its_shape() -> None:
+    with pytest.raises(UnsupportedModelError, match=r"shape \(N, batch, M\)"):
+        discover(single_model("xlnet"))
 
 
 class Wrapped(nn.Module):

@@ -64,10 +64,8 @@ def test_a_model_without_a_mixer_that_can_be_proved_is_refused_by_name() -> None
 @pytest.mark.parametrize(
     ("model_type", "mechanism"),
     [
-        ("hy_v4", "several streams a token"),
         ("reformer", "2 streams side by side"),
         ("xlm", "lists of its own"),
-        ("qwen4_exp_text", "groups of its channels"),
         ("jetmoe", "a router inside of it"),
         ("inkling2_text", "any list of blocks: Inkling2BlockAttentionResidual"),
     ],

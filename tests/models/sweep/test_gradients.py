@@ -55,7 +55,8 @@ def continued(
     def replace(module: nn.Module, args: Any, output: Any) -> Any:
         nonlocal count
         count += 1
-        return with_hidden(output, leaf, leaf * 1.0) if count == number + 1 else None
+        slot = structure.block(number).parts.hidden
+        return with_hidden(output, slot, leaf, leaf * 1.0) if count == number + 1 else None
 
     handles = [module.register_forward_hook(replace) for module in dict.fromkeys(structure.calls)]
     try:

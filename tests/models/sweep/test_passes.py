@@ -46,7 +46,7 @@ def test_hidden_states_are_kept_once_a_block(model_type: str) -> None:
     kept: set[int] = set()
     for call, proved in zip(calls, map(structure.block, range(len(calls))), strict=True):
         given = proved.parts.hidden.get(call.args, call.kwargs)
-        tensors = given, hidden_of(call.output, given), call.before, call.after
+        tensors = given, hidden_of(call.output, proved.parts.hidden, given), call.before, call.after
         kept |= {tensor.untyped_storage().data_ptr() for tensor in tensors}
     assert len(kept) == len(calls) + 1
 

@@ -15,6 +15,7 @@ from duat_cli.operators.leading import spectral_norm
 from duat_cli.operators.sampling import ShareEstimate
 
 SEED = 13
+STREAMS = "a token has several streams; W' is that of their unit weights, and only its norms are those of all entries"
 
 
 @dataclass(frozen=True, kw_only=True)

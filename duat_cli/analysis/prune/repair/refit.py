@@ -61,8 +61,8 @@ class Calls:
     @classmethod
     def of(cls, structure: ModelStructure, calls: Sequence[BlockCall], own: Own | None = None) -> Calls:
         """The calls of a recorded pass. own: outputs of the layers of `outputs`; None: `after` is not kept."""
-        empty = torch.empty(0)
-        kept = [structure.block(k).parts.hidden.put(c.args, c.kwargs, empty) for k, c in enumerate(calls)]
+        empty = [call.before.new_empty(1, 0, call.before.shape[2]) for call in calls]
+        kept = [structure.block(k).parts.hidden.put(c.args, c.kwargs, empty[k]) for k, c in enumerate(calls)]
         added = {
             number: call.before - front.after
             for number, (front, call) in enumerate(itertools.pairwise(calls), 1)
@@ -162,7 +162,7 @@ class Refitting:
                 stack.enter_context(watching(list(removal.masks), removal.edit))
             stack.enter_context(watching(list(watch), see))
             try:
-                return hidden_of(parts.module(*args, **kwargs), hidden)
+                return hidden_of(parts.module(*args, **kwargs), parts.hidden, hidden)
             except _SeenError:
                 return hidden
 

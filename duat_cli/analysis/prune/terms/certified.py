@@ -157,8 +157,9 @@ class Certified:
         (event, written), self._written[number] = needed(self._written[number]), None
         with torch.no_grad():
             inner = inner_of(self._structure, self._sites, written, number)
-            norms = _Norms(written, self._tracer.outside, self._before, self._structure.hidden_size, self._balls)
-            after = hidden_of(event.output, inner.parts.hidden.get(event.args, event.kwargs))
+            width = self._structure.hidden_size // inner.parts.streams
+            norms = _Norms(written, self._tracer.outside, self._before, width, self._balls)
+            after = hidden_of(event.output, inner.parts.hidden, inner.parts.hidden.get(event.args, event.kwargs))
             self._before = after, or_reason(lambda: norms.feeding(after))
             branches = self._branches[inner.parts.module]
             self.bounds.append(_Block(norms, inner, branches, self._kinds).bounds())
@@ -298,7 +299,7 @@ class _Block:
         event, parts = self.inner.event, self.inner.parts
         if not self.branches.through:
             before = parts.hidden.get(event.args, event.kwargs)
-            ends = (before, hidden_of(event.output, before))
+            ends = (before, hidden_of(event.output, parts.hidden, before))
             return _one(sum(self.norms.feeding(x).largest() for x in ends))
         if parts.cross is not None:
             raise UnsupportedModelError(ENCODER)

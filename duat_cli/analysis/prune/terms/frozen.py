@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.arrays import wide
-from duat_cli.models.block.linears import applied, matrix_of
+from duat_cli.models.block.linears import matrix_of
+from duat_cli.models.block.slots import parted
 from duat_cli.models.budgets import AT_ONCE
 from duat_cli.models.instrument.held import holding_norms
 from duat_cli.models.instrument.records import Replay, UnitCall
@@ -95,7 +96,7 @@ class FrozenBlock:
             seen.append(value)
 
         with watching([site], see):
-            unit.module(unit.input)
+            unit.again()
         return wide(seen[0].reshape(-1, seen[0].shape[-1]))
 
     def _replayed(self, items: Tensor, given: Sequence[Tensor], removal: Removal | None) -> Replay:
@@ -122,7 +123,7 @@ class FrozenBlock:
             elif removal is not None and here:
                 norms = contextlib.nullcontext() if react else holding_norms(self.run, unit.module, call)
                 with watching(here, removal.edit), norms:
-                    output = applied(unit.module, unit.input)
+                    output = parted(unit.again())[0]
             found.append(output[None])
         return found
 

@@ -2,7 +2,8 @@
 
 Written as g(z) = (g(z) / z) z, with the ratio of one pass held, an activation is linear. For GELU and SiLU the ratio is
 the gate that multiplies z; for ReLU it is 0 or 1. Every activation held in this way has g(0) = 0, so that nothing is
-lost where z is zero. If a model writes its activation out as a formula, the gate in it is held instead.
+lost where z is zero. If a model writes its activation or a norm out as a formula, the gate or the length in it is held
+instead.
 """
 
 from __future__ import annotations
@@ -24,7 +25,11 @@ _FUNCTIONS = {
     functional.gelu, functional.silu, functional.relu, functional.leaky_relu, functional.elu, functional.mish,
     functional.relu6, functional.hardswish, functional.tanh, torch.tanh, torch.relu, Tensor.tanh, Tensor.relu,
 }  # fmt: skip
-_GATES = {torch.erf, Tensor.erf, torch.sigmoid, Tensor.sigmoid, functional.sigmoid}
+_GATES = {
+    torch.erf, Tensor.erf, torch.sigmoid, Tensor.sigmoid, functional.sigmoid,
+    torch.sqrt, Tensor.sqrt, torch.rsqrt, Tensor.rsqrt,  # the length of a token, where a norm is written out
+}  # fmt: skip
+_POWERS = {torch.pow, Tensor.pow, Tensor.__pow__}
 
 
 @dataclass
@@ -72,7 +77,8 @@ class RatioMode(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func in _GATES and not self._ratios.inside:
+        root = func in _POWERS and args[1:] in {(0.5,), (-0.5,)}
+        if (func in _GATES or root) and not self._ratios.inside:
             return self._ratios.gate(lambda: func(*args, **kwargs))
         if func not in _FUNCTIONS or self._ratios.inside or not args or kwargs.get("inplace"):
             return func(*args, **kwargs)

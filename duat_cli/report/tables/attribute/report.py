@@ -202,7 +202,7 @@ def _inner(kind: str, parts: Sequence[InnerPart], page: Page) -> list[Renderable
 
 def _flows(flows: Sequence[Flow], one: Attribution) -> list[RenderableType]:
     """The largest moves of the leading heads, one per line."""
-    if not flows:
+    if not any(flow.moves for flow in flows):
         return []
     texts = [cut(token.text) for token in one.parts.tokens]
 

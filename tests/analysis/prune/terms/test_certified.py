@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from duat_cli.analysis.prune.terms import certified, layers
 from duat_cli.analysis.prune.terms.certified import NOT_ASKED, BlockBounds
 from duat_cli.kinds import Kind
+from duat_cli.models.block.slots import HiddenSlot
 from duat_cli.models.discovery.structure import ModelStructure, discover, run_stack
 from duat_cli.models.instrument.calls import hidden_of
 from duat_cli.models.sweep.passes import record
@@ -200,7 +201,7 @@ def test_no_branch_exceeds_its_bound(model_type: str) -> None:
     assert case.bounds.block.stream is not None
 
     def change(x: Tensor) -> Tensor:
-        return (hidden_of(case.run(x), x) - x).norm(dim=-1)[:, 0]
+        return (hidden_of(case.run(x), HiddenSlot(0), x) - x).norm(dim=-1)[:, 0]
 
     if model_type != "bert":  # there the input itself must come from a norm
         found = ascend(change, 1, 32)
@@ -214,7 +215,7 @@ def test_no_block_behind_a_norm_exceeds_its_bound(model_type: str) -> None:
 
     def change(x: Tensor) -> Tensor:
         y = norm(x)
-        return (hidden_of(case.run(x), x) - y).norm(dim=-1)[:, 0]
+        return (hidden_of(case.run(x), HiddenSlot(0), x) - y).norm(dim=-1)[:, 0]
 
     found = ascend(change, 1, 32)
     assert case.bounds.block.stream is not None
@@ -279,7 +280,7 @@ def test_a_branch_that_another_unit_reads_through_a_layer_has_no_bound() -> None
 
     def run(x: Tensor) -> Tensor:
         args, kwargs = parts.hidden.put(call.args, call.kwargs, x.clone())
-        return hidden_of(parts.module(*args, **kwargs), x)
+        return hidden_of(parts.module(*args, **kwargs), parts.hidden, x)
 
     for x in 3 * torch.randn(20, 1, 1, 32, generator=torch.Generator().manual_seed(0)):
         whole = run(x)
@@ -320,7 +321,7 @@ def test_a_bias_behind_which_a_norm_stands_is_part_of_the_attention_bound() -> N
     (args, kwargs) = seen[0]
 
     def change(x: Tensor) -> Tensor:
-        return (hidden_of(block(x, *args[1:], **kwargs), x) - x).norm(dim=-1)[:, 0]
+        return (hidden_of(block(x, *args[1:], **kwargs), HiddenSlot(0), x) - x).norm(dim=-1)[:, 0]
 
     found = ascend(change, 1, 32)
     assert 0.5 * float(bounds.block.stream) <= float(found) <= float(bounds.block.stream)
