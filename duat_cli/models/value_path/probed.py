@@ -191,7 +191,7 @@ def probe_output(run: BlockRun, read: Callable[[Replay], Tensor], gate: Tensor |
         shaped = mixed.reshape(1, tokens, heads, width)
         if gate is not None:
             shaped = (shaped / gate.transpose(0, 1)).to(like.dtype)
-        met = read(run.replay(torch.zeros_like(like), attention=shaped))[0]  # (N, M)
+        met = read(run.replay(torch.zeros_like(like), attention=shaped))[0].to(like.dtype)  # (N, M)
         return met.unflatten(1, (-1, like.shape[2] // run.parts.streams)).sum(dim=1)
 
     base = arrival(like.new_zeros(1, tokens, side))

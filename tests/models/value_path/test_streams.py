@@ -20,7 +20,7 @@ from duat_cli.models.value_path.streams import DIFFERS, reaching_weights, spread
 from duat_cli.zoo import tiny
 
 TOKENS = 5
-FLOAT32 = 1e-6  # the models' own code makes the weights of streams in float32
+FLOAT32 = 1e-5  # the models' own code makes the weights of streams, and the norms behind attention, in float32
 CASES = {  # model type -> a block of it
     "hy_v4": 1,  # streams on an axis of their own, gated attention; shared choice of keys
     "glm5_next_text": 1,  # the same with weights that mix the streams that are handed on
@@ -41,7 +41,7 @@ def case(model_type: str) -> tuple[AttentionOperator, Tensor, int]:
         if run.index == CASES[model_type]:
             assert block.factors is not None
             operator = checked(step.operator(run, block), run, block.factors.tap)
-            found.append((operator, dense(run, block.factors.tap), run.parts.streams))
+            found.append((operator, dense(run, block.factors.tap).double(), run.parts.streams))
 
     with structure.rig().active() as rig:
         rig.run(lambda: run_stack(structure.stack, token_ids(model, tokens=TOKENS)), listen)
