@@ -55,10 +55,10 @@ class GateFreezer(TorchFunctionMode):
         if not gates or self._watch.inside_interface:
             return func(*args, **kwargs)
         if self._held:
-            return self._values[next(self._calls)]
+            return self._values[next(self._calls)].clone()  # the model may write to it, here and below
         with functions_unwatched():  # one gate function may call another
             value = func(*args, **kwargs)
-        self._values.append(value)
+        self._values.append(value.clone())
         return value
 
 
@@ -81,13 +81,13 @@ class WeightFreezer(TorchFunctionMode):
         if func not in _WEIGHING or self._apart():
             return func(*args, **kwargs)
         if self._held:
-            value, x = self._values[next(self._calls)], args[0] if args else kwargs["input"]
+            value, x = self._values[next(self._calls)].clone(), args[0] if args else kwargs["input"]
             if x.shape == value.shape:
                 return value
-            return value.expand(len(x) // len(value), *value.shape).flatten(0, 1)  # items stand in front of prompts
+            return value.repeat(len(x) // len(value), *[1] * (x.ndim - 1))  # items stand in front of prompts
         with functions_unwatched():  # one gate function may call another
             value = func(*args, **kwargs)
-        self._values.append(value)
+        self._values.append(value.clone())
         return value
 
 

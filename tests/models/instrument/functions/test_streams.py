@@ -142,3 +142,23 @@ def test_held_weights_are_those_of_the_first_run_for_every_item_and_prompt() -> 
     inside[0] = True
     assert not torch.allclose(run(x.flip(1), held=True)[0], pre)
     assert len(weights) == 2
+
+
+class InPlace(Apart):
+    """Writes to its weights."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        weights = self.make(x.flatten(2))[..., :STREAMS].sigmoid()
+        weights *= 3
+        return weights, weights[..., None] * x, (weights[..., None] * x).sum(2)
+
+
+def test_what_is_held_is_what_was_made_before_the_model_wrote_to_it() -> None:
+    torch.manual_seed(0)
+    module, x, weights = InPlace(), torch.randn(1, 5, STREAMS, WIDTH), list[Tensor]()
+    outputs = []
+    with torch.no_grad():
+        for held in (False, True, True):
+            with WeightFreezer(weights, held=held, apart=lambda: False):
+                outputs.append(module(x))
+    assert all(torch.equal(one, other) for later in outputs[1:] for one, other in zip(outputs[0], later, strict=True))
