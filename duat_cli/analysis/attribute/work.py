@@ -23,9 +23,8 @@ from duat_cli.analysis.plan.waves import recorded_waves
 from duat_cli.analysis.progress import Progress
 from duat_cli.analysis.session import Session
 from duat_cli.compat.libc import give_back_free_memory
-from duat_cli.compat.transformers import largest_stated
 from duat_cli.errors import InputError, UnsupportedModelError, needed
-from duat_cli.loading.checkpoint.sizes import STREAMS
+from duat_cli.loading.checkpoint.sizes import streams_of
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.block.parts import BlockParts as BlockModules
 from duat_cli.models.budgets import TARGET_BYTES, target_bytes
@@ -108,7 +107,7 @@ class Work:
     def _waves(self, prompts: Mapping[int, Prompt]) -> list[list[int]]:
         """Numbers of prompts in waves whose recorded passes fit beside each other."""
         config, size = self._model.config.get_text_config(), self._session.loaded.model.dtype.itemsize
-        width = config.hidden_size * max(largest_stated(config, name) or 1 for name in STREAMS)
+        width = config.hidden_size * streams_of(config)
         numbers, tokens = list(prompts), [prompt.input_ids.shape[1] for prompt in prompts.values()]
         return [[numbers[k] for k in wave] for wave in recorded_waves(tokens, self._session.depth, width, size)]
 

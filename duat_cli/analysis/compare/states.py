@@ -14,7 +14,7 @@ from duat_cli.analysis.inspect.measured.numbers import visible
 from duat_cli.analysis.session import Session
 from duat_cli.compat.transformers import largest_stated
 from duat_cli.errors import InputError, UnsupportedModelError, needed, or_reason
-from duat_cli.loading.checkpoint.sizes import STREAMS
+from duat_cli.loading.checkpoint.sizes import streams_of
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.arrays import wide
 from duat_cli.models.discovery.modality import STATES
@@ -161,8 +161,7 @@ def block_bytes(session: Session, tokens: int, vectors: int, sources: int = 0) -
     sources: how many tokens of an encoder are read beside its own."""
     config = session.loaded.model.config
     heads, width = (largest_stated(config, name) or 1 for name in ("num_attention_heads", "hidden_size"))
-    streams = max(largest_stated(config, name) or 1 for name in STREAMS)
-    return 4 * tokens * (heads * (tokens + sources) + vectors * width * streams)
+    return 4 * tokens * (heads * (tokens + sources) + vectors * width * streams_of(config))
 
 
 def require_room(session: Session, prompt: Prompt, blocks: int) -> None:

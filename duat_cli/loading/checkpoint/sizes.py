@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from duat_cli.compat.transformers import largest_stated
+
 # not hidden_dim, which is the width of DistilBERT's FFN, whose `dim` may be left to the class
 WIDTH = ("hidden_size", "d_model", "n_embd", "dim", "emb_dim", "embed_dim")
 HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads", "attention_heads")
@@ -13,6 +15,11 @@ EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_expe
 STREAMS = ("hc_mult", "hc_count", "altup_num_inputs")
 DEPTH = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 _TEXT = ("text_config", "decoder", "llm_config")  # where a config of several models has the text model's
+
+
+def streams_of(config: Any) -> int:
+    """How many streams a token has between blocks, by a config of transformers."""
+    return max(largest_stated(config, name) or 1 for name in STREAMS)
 
 
 def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -35,11 +35,12 @@ def find_parts(event: Event, name: str, written: Trace) -> BlockParts:
     block = event.module
     inside = set(block.modules())
     hidden = hidden_slot(event, written)
-    if not bool(torch.isfinite(hidden_of(event.output, hidden, hidden.get(event.args, event.kwargs))).all()):
+    stream = hidden.get(event.args, event.kwargs)
+    if not bool(torch.isfinite(hidden_of(event.output, hidden, stream)).all()):
         raise NotFiniteError(f"{name} puts out values that are not finite")
     if hidden.streams > 1:  # the softmax of the block's own forward weighs streams
         own = [call for call in written.attention if call.module is block]
-        if any(call.rows.tokens == hidden.get(event.args, event.kwargs).shape[1] for call in own):
+        if any(call.rows.tokens == stream.shape[1] for call in own):
             raise UnsupportedModelError(f"{name} attends in the forward that weighs its streams, not in a module")
         written.attention[:] = [call for call in written.attention if call.module is not block]
     cross = find_cross(event, hidden, written)
@@ -71,7 +72,7 @@ def find_parts(event: Event, name: str, written: Trace) -> BlockParts:
         call = next(c for c in written.attention if c.module is attention[0])
         parts = replace(
             parts,
-            value_projection=value_projection(hidden.get(event.args, event.kwargs), parts, written, call),
+            value_projection=value_projection(stream, parts, written, call),
             output_projection=output_projection(parts, written, call),
             from_latent=latent_projection(handed(event.args, event.kwargs).values(), written, call),
         )

@@ -21,12 +21,10 @@ from duat_cli.compat.torch import functions_unwatched
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.instrument.attention import AttentionCall, StoredRows, Watch, finite_at
 
-GATES = {
-    torch.sigmoid, Tensor.sigmoid, torch.nn.functional.sigmoid, torch.nn.functional.silu, torch.nn.functional.softplus,
-    torch.tanh, Tensor.tanh, torch.nn.functional.tanh,
+_BOUNDED = {
+    torch.sigmoid, Tensor.sigmoid, torch.nn.functional.sigmoid, torch.tanh, Tensor.tanh, torch.nn.functional.tanh,
 }  # fmt: skip
-
-
+GATES = _BOUNDED | {torch.nn.functional.silu, torch.nn.functional.softplus}
 SOFTMAX = {torch.softmax, torch.nn.functional.softmax, Tensor.softmax}
 
 
@@ -45,50 +43,42 @@ class GateFreezer(TorchFunctionMode):
     Without `held`, every such output is appended to `values`. With it, they are returned in order for any input.
     """
 
-    def __init__(self, watch: Watch, values: list[Tensor], *, held: bool) -> None:
-        super().__init__()
-        self._watch, self._values, self._held, self._calls = watch, values, held, itertools.count()
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        gates = func in GATES or (func in SOFTMAX and not _gives_rows(func, args, kwargs))
-        if not gates or self._watch.inside_interface:
-            return func(*args, **kwargs)
-        if self._held:
-            return self._values[next(self._calls)].clone()  # the model may write to it, here and below
-        with functions_unwatched():  # one gate function may call another
-            value = func(*args, **kwargs)
-        self._values.append(value.clone())
-        return value
-
-
-_WEIGHING = {one for one in GATES | SOFTMAX if one.__name__ in ("sigmoid", "tanh", "softmax")}  # not an FFN's SiLU
-
-
-class WeightFreezer(TorchFunctionMode):
-    """Watches the squashing functions of a block that make the weights of its streams.
-
-    Without `held`, every output is appended to `values`. With it, they are returned in order for any input, once for
-    each item. apart: whether what runs now is left alone, as attention and FFNs are.
-    """
-
     def __init__(self, values: list[Tensor], *, held: bool, apart: Callable[[], bool]) -> None:
+        """apart: whether what runs now is left alone."""
         super().__init__()
         self._values, self._held, self._apart, self._calls = values, held, apart, itertools.count()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func not in _WEIGHING or self._apart():
+        if not self._holds(func, args, kwargs) or self._apart():
             return func(*args, **kwargs)
         if self._held:
-            value, x = self._values[next(self._calls)].clone(), args[0] if args else kwargs["input"]
-            if x.shape == value.shape:
-                return value
-            return value.repeat(len(x) // len(value), *[1] * (x.ndim - 1))  # items stand in front of prompts
+            value = self._values[next(self._calls)].clone()  # the model may write to it, here and below
+            return self._for(value, args[0] if args else kwargs["input"])
         with functions_unwatched():  # one gate function may call another
             value = func(*args, **kwargs)
         self._values.append(value.clone())
         return value
+
+    def _holds(self, func: Any, args: Any, kwargs: Any) -> bool:
+        return func in GATES or (func in SOFTMAX and not _gives_rows(func, args, kwargs))
+
+    def _for(self, value: Tensor, x: Tensor) -> Tensor:
+        """A recorded output, for the input `x` of a replay."""
+        return value
+
+
+class WeightFreezer(GateFreezer):
+    """Watches the squashing functions of a block that make the weights of its streams, as `GateFreezer` does gates. An
+    FFN's SiLU is left alone. Held values stand once for each item."""
+
+    def _holds(self, func: Any, args: Any, kwargs: Any) -> bool:
+        return func in _BOUNDED or func in SOFTMAX
+
+    def _for(self, value: Tensor, x: Tensor) -> Tensor:
+        if x.shape == value.shape:
+            return value
+        return value.repeat(len(x) // len(value), *[1] * (x.ndim - 1))  # items stand in front of prompts
 
 
 _CLAMPS = {torch.clamp, Tensor.clamp, torch.clip, Tensor.clip, Tensor.clamp_, Tensor.clip_}
@@ -209,9 +199,8 @@ class SoftmaxInterception(TorchFunctionMode):
             return func(*args, **kwargs)
         if func in SOFTMAX:
             weights = func(*args, **kwargs)
-            if _gives_rows(func, args, kwargs) and (
-                weights.shape[-1] > 1 or weights.shape[-2] == 1
-            ):  # of one token too
+            several = weights.ndim > 1 and (weights.shape[-1] > 1 or weights.shape[-2] == 1)  # or H of one token
+            if several and _gives_rows(func, args, kwargs):
                 self._armed, self._scores = tuple(weights.shape[-2:]), args[0] if args else kwargs["input"]
             return weights
         if func is _WHOLE:  # torch runs the inside of this function without modes

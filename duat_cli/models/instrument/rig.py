@@ -206,13 +206,12 @@ class Rig:
             return joined(plan.held(recorded.norms[module][call], x), recorded.norm_rests[module][call])
         with holding(self, _inner=True):  # a replay runs no norm
             output = original(*args, **kwargs)
-        if self._recording is not None and self._block is not None:
-            y, rest = parted(output)
-            frozen = (freeze_whole if self._whole else freeze)(self._block.norms[module], x, y)
-            with holding(self, _inner=True):
+            if self._recording is not None and self._block is not None:
+                y, rest = parted(output)
+                frozen = (freeze_whole if self._whole else freeze)(self._block.norms[module], x, y)
                 self._recording.norms[module].append(with_zeros(frozen, x, on_another(original, args, kwargs)))
-            self._recording.norm_rests[module].append(rest)
-            self._recording.extremes.see("norm", y)
+                self._recording.norm_rests[module].append(rest)
+                self._recording.extremes.see("norm", y)
         return output
 
     def _unit_forward(self, module: nn.Module, original: Forward, args: Any, kwargs: Any) -> Any:
@@ -321,10 +320,13 @@ class Rig:
             if parts is not None and recording is not None and parts.clamped:
                 stack.enter_context(ClampFreezer(self.watch, recording.clamps[module], held=held))
             if parts is not None and recording is not None and parts.gated:
-                stack.enter_context(GateFreezer(self.watch, recording.gates[module], held=held))
+                stack.enter_context(GateFreezer(recording.gates[module], held=held, apart=self._inside_interface))
             if module in known.intercepted:
                 stack.enter_context(SoftmaxInterception(self.watch, lambda: module))
             yield
+
+    def _inside_interface(self) -> bool:
+        return self.watch.inside_interface
 
     def _weighing(self, weights: list[Tensor], *, held: bool) -> WeightFreezer:
         """The mode that holds the weights of streams, in what belongs to no attention and no unit of the block."""

@@ -72,9 +72,13 @@ class Event:
     def again(self, value: Tensor, module: nn.Module | None = None) -> Tensor:
         """The output of the module, or the first of a tuple, when called again with `value` as its first tensor.
         module: one to call in its place."""
+        return parted(self.all_again(value, module))[0]
+
+    def all_again(self, value: Tensor, module: nn.Module | None = None) -> Any:
+        """As `again`, with all that the module gives."""
         x, called = self.tensors[0], self.module if module is None else module
         args = [value if a is x else a for a in self.args]
-        return parted(called(*args, **{k: value if v is x else v for k, v in self.kwargs.items()}))[0]
+        return called(*args, **{k: value if v is x else v for k, v in self.kwargs.items()})
 
 
 @dataclass

@@ -76,9 +76,7 @@ class _Held:
         return [wide(tensor) for _, tensor in tensors_in(self._run(x, held=True))]
 
     def _run(self, x: Tensor, *, held: bool) -> Any:
-        own, calls = self._event.tensors[0], defaultdict[nn.Module, Iterator[int]](itertools.count)
-        args = [x if a is own else a for a in self._event.args]
-        kwargs = {k: x if v is own else v for k, v in self._event.kwargs.items()}
+        calls = defaultdict[nn.Module, Iterator[int]](itertools.count)
 
         def norm(module: nn.Module, original: Forward, args: Any, kwargs: Any) -> Tensor:
             z, frozen = only_tensor(module, args, kwargs), self._frozen[module]
@@ -93,4 +91,4 @@ class _Held:
             for module in self._norms:
                 stack.enter_context(patched(module, norm))
             stack.enter_context(WeightFreezer(self._weights, held=held, apart=lambda: False))
-            return self._event.module(*args, **kwargs)
+            return self._event.all_again(x)
