@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
+
+from duat_cli.errors import UnsupportedModelError
 
 Key = int | str  # the position or the name of an argument
 Arguments = tuple[list[Any], dict[str, Any]]
@@ -51,9 +53,10 @@ def joined(tensor: Tensor, rest: tuple[Any, ...] | None) -> Any:
 
 @dataclass(frozen=True)
 class HiddenSlot:
-    """The argument of a module that is hidden states, (batch, N, M): a positional index or a keyword.
+    """The argument of a module that is hidden states: a positional index or a keyword.
 
-    A module may hold several streams a token (hyper-connections). They are read as one, of M = streams * width.
+    They are read as (batch, N, M), however the module lays them out. A module may hold several streams a token
+    (hyper-connections), which are read as one, of M = streams * width.
     """
 
     key: Key
@@ -61,6 +64,7 @@ class HiddenSlot:
     again: tuple[Key, ...] = ()  # further arguments that are the same tensor (queries, keys and values by name)
     streams: int = 1  # on an axis of their own, (batch, N, streams, width)
     first: bool = False  # whether that is the first axis, (streams, batch, N, width)
+    turned: bool = False  # whether it takes tokens in front of the batch, (N, batch, M)
 
     def get(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:
         return self.together(taken(args, kwargs, self.key))
@@ -75,11 +79,44 @@ class HiddenSlot:
         """Hidden states in the module's own layout, as (batch, N, M)."""
         if self.streams > 1:
             value = (value.movedim(0, 2) if self.first else value).flatten(2)
+        if self.turned:
+            value = value.transpose(0, 1)
         return value[None] if self.flat else value
 
     def apart(self, value: Tensor) -> Tensor:
-        """Hidden states (batch, N, M) with each stream on its own, where the module takes them so."""
+        """Hidden states (batch, N, M) in the module's own layout, but for a missing batch."""
+        if self.turned:
+            return value.transpose(0, 1)
         if self.streams == 1:
             return value
         parted = value.unflatten(2, (self.streams, -1))
         return parted.movedim(2, 0) if self.first else parted
+
+    def found(self, output: Any, like: Tensor) -> Tensor:
+        """The hidden states, (batch, N, M), in a block's output: the first tensor of the input's shape, or an output
+        that is one tensor, whose number of tokens and width may differ (a block may merge tokens).
+
+        like: the block's input, (batch, N, M). Raises UnsupportedModelError where there are none.
+        """
+        own, usual = self.apart(like), self.streams == 1 and not self.turned
+        if usual and isinstance(output, Tensor) and (output.ndim, len(output)) == (3, len(like)):
+            return output
+        several = output.values() if isinstance(output, dict) else output
+        candidates = [output] if isinstance(output, Tensor) else several
+        for candidate in candidates if isinstance(candidates, Iterable) else ():
+            if isinstance(candidate, Tensor) and candidate.shape == own.shape:
+                return candidate if usual else self.together(candidate)
+            if isinstance(candidate, Tensor) and len(like) == 1 and candidate.shape == like.shape[1:]:
+                return candidate[None]  # the block takes no batch
+        raise UnsupportedModelError("a block returns no hidden states of its input's shape")
+
+    def exchanged(self, output: Any, like: Tensor, hidden: Tensor) -> Any:
+        """A block's output with other hidden states, (batch, N, M). like: as in `found`."""
+        shape, hidden = self.apart(like).shape, self.apart(hidden)
+        if isinstance(output, Tensor):
+            return hidden
+        if isinstance(output, dict):
+            key = next(k for k, v in output.items() if isinstance(v, Tensor) and v.shape == shape)
+            return type(output)(**{**output, key: hidden})
+        place = next(k for k, v in enumerate(output) if isinstance(v, Tensor) and v.shape == shape)
+        return type(output)([*output[:place], hidden, *output[place + 1 :]])

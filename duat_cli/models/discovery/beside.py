@@ -82,12 +82,11 @@ def hidden_slot(event: Event, written: Trace) -> HiddenSlot:
                 "perhaps; W' is defined for states of shape (batch, N, M)"
             )
         return found
-    if first is not None and first.shape[1] == 1 < len(first):
-        raise UnsupportedModelError(f"{name} takes hidden states of shape (N, batch, M), not (batch, N, M)")
     slots = event.slots
     for key, value in slots:
         if value.ndim == 3:
-            return HiddenSlot(key, again=tuple(other for other, one in slots if one is value and other != key))
+            again = tuple(other for other, one in slots if one is value and other != key)
+            return HiddenSlot(key, again=again, turned=value.shape[1] == 1 < len(value))
     flat = next(((key, value) for key, value in slots if first is None and value.ndim == 2), None)
     if flat is not None and _gives_alike(event.output, flat[1]):
         return HiddenSlot(flat[0], flat=True)

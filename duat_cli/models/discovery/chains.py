@@ -17,7 +17,6 @@ from duat_cli.models.arrays import fit, relative_error, rounding, wide
 from duat_cli.models.block.parts import BlockParts
 from duat_cli.models.discovery.beside import hidden_slot
 from duat_cli.models.discovery.modality import stack_of
-from duat_cli.models.instrument.calls import hidden_of
 from duat_cli.models.instrument.tracing import Event, Trace
 
 
@@ -122,7 +121,7 @@ def chained(name: str, position: int, before: Event, after: Event, written: Trac
     taken = slot.get(after.args, after.kwargs)
     if not bool(torch.isfinite(taken).all()):
         raise NotFiniteError(f"{name}.{position} puts out values that are not finite")
-    given = hidden_of(before.output, slot, taken)
+    given = slot.found(before.output, taken)
     if torch.equal(taken, given):
         return True
     if not added or taken.shape != given.shape:

@@ -22,7 +22,7 @@ from duat_cli.models.block.parts import BlockParts
 from duat_cli.models.block.slots import taken
 from duat_cli.models.discovery.beside import beside, hidden_slot
 from duat_cli.models.discovery.cross import find_cross, with_projections
-from duat_cli.models.instrument.calls import handed, hidden_of
+from duat_cli.models.instrument.calls import handed
 from duat_cli.models.instrument.functions.streams import streams_weighed
 from duat_cli.models.instrument.routers import routing_weights
 from duat_cli.models.instrument.tracing import Event, Trace
@@ -36,7 +36,7 @@ def find_parts(event: Event, name: str, written: Trace) -> BlockParts:
     inside = set(block.modules())
     hidden = hidden_slot(event, written)
     stream = hidden.get(event.args, event.kwargs)
-    if not bool(torch.isfinite(hidden_of(event.output, hidden, stream)).all()):
+    if not bool(torch.isfinite(hidden.found(event.output, stream)).all()):
         raise NotFiniteError(f"{name} puts out values that are not finite")
     if hidden.streams > 1:  # the softmax of the block's own forward weighs streams
         own = [call for call in written.attention if call.module is block]

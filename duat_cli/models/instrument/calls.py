@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 from transformers import Cache
 
 from duat_cli.errors import UnsupportedModelError
-from duat_cli.models.block.slots import Arguments, HiddenSlot, Key, by_slot, parted, put, slots_of
+from duat_cli.models.block.slots import Arguments, Key, by_slot, parted, put, slots_of
 
 Path = tuple[Any, ...]
 """The path to a tensor in nested arguments: the argument's position or name, then the keys inside it."""
@@ -51,25 +51,6 @@ class SmallTensors(TorchFunctionMode):
         if isinstance(result, Tensor) and result.numel() > self._most:
             raise MemoryError(f"a tensor of shape {tuple(result.shape)} is made of it")
         return result
-
-
-def hidden_of(output: Any, slot: HiddenSlot, like: Tensor) -> Tensor:
-    """The hidden states in a block's output: the first tensor of the input's shape, or an output that is one tensor,
-    whose number of tokens and width may differ (a block may merge tokens).
-
-    slot: the slot of the block's input. like: the input, (batch, N, M).
-    """
-    own = slot.apart(like)
-    if slot.streams == 1 and isinstance(output, Tensor) and (output.ndim, len(output)) == (3, len(like)):
-        return output
-    several = output.values() if isinstance(output, dict) else output
-    candidates = [output] if isinstance(output, Tensor) else several
-    for candidate in candidates if isinstance(candidates, Iterable) else ():
-        if isinstance(candidate, Tensor) and candidate.shape == own.shape:
-            return candidate if slot.streams == 1 else slot.together(candidate)
-        if isinstance(candidate, Tensor) and len(like) == 1 and candidate.shape == like.shape[1:]:
-            return candidate[None]  # the block takes no batch
-    raise UnsupportedModelError("a block returns no hidden states of its input's shape")
 
 
 def without_cache(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:

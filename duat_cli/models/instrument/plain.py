@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from duat_cli.errors import NotFiniteError, UnsupportedModelError
 from duat_cli.models.arrays import relative_error
 from duat_cli.models.block.slots import HiddenSlot
-from duat_cli.models.instrument.calls import hidden_of, tensors_in
+from duat_cli.models.instrument.calls import tensors_in
 from duat_cli.models.instrument.hooks import hooked
 from duat_cli.models.instrument.rig import BlockRun, Rig
 
@@ -76,7 +76,7 @@ def deviation(instrumented: Outputs, plain: Outputs) -> float:
     """The larger relative error of the two outputs. Raises UnsupportedModelError where one is not finite."""
     slot = instrumented.slot
     own = _first_tensor(instrumented.block)
-    block = _first_tensor(plain.block) if slot is None else hidden_of(plain.block, slot, own)
+    block = _first_tensor(plain.block) if slot is None else slot.found(plain.block, own)
     if not bool(torch.isfinite(block).all() and torch.isfinite(plain.whole).all()):
         raise NotFiniteError("the model's own output, without duat's instruments, is not finite")
     error = max(relative_error(own, block), relative_error(instrumented.whole, plain.whole))

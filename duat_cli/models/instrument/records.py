@@ -20,7 +20,6 @@ from duat_cli.models.block.slots import parted
 from duat_cli.models.holding import holding
 from duat_cli.models.instrument.activations import Extremes, bounds_of
 from duat_cli.models.instrument.attention import AttentionCall, RowSource, StoredRows, allowed_by, apply_rows
-from duat_cli.models.instrument.calls import hidden_of
 from duat_cli.models.instrument.interception import HeldClamp
 from duat_cli.models.instrument.mixer import MixerCall
 from duat_cli.models.instrument.windows import WindowRows, Windows, asked_streams, laid, tokens_at, window_rows
@@ -363,7 +362,7 @@ class BlockRun:
             states = self.parts.cross.taken.get(args, kwargs)
             args, kwargs = self.parts.cross.taken.put(args, kwargs, states.new_zeros(()).expand_as(states))
         with self._rig.replaying(plan), contextlib.suppress(ReplayStop):
-            output = hidden_of(self._rig.call(self.parts.module, args, kwargs), self.parts.hidden, apart)
+            output = self.parts.hidden.found(self._rig.call(self.parts.module, args, kwargs), apart)
             plan.result.output = output if self.prompts == 1 else output.reshape(items.shape)
         return plan.result
 

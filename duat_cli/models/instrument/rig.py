@@ -26,7 +26,7 @@ from duat_cli.models.block.slots import joined, parted
 from duat_cli.models.holding import holding
 from duat_cli.models.instrument.activations import Extremes
 from duat_cli.models.instrument.attention import AttentionCall, Interface, Watch, apply_rows, mixed_by, watched
-from duat_cli.models.instrument.calls import first_tensor, hidden_of, on_another, only_tensor, without_cache
+from duat_cli.models.instrument.calls import first_tensor, on_another, only_tensor, without_cache
 from duat_cli.models.instrument.hooks import Forward, Instead, patched, unexchanged
 from duat_cli.models.instrument.interception import ClampFreezer, GateFreezer, SoftmaxInterception, WeightFreezer
 from duat_cli.models.instrument.mixer import KernelRows, MixerCall
@@ -191,7 +191,7 @@ class Rig:
         index, self._calls = self._calls, self._calls + 1
         if self._order and self._order[index : index + 1] != (module,):
             raise UnsupportedModelError(OTHER_BLOCKS)
-        hidden = hidden_of(output, parts.hidden, parts.hidden.get(args, kwargs))
+        hidden = parts.hidden.found(output, parts.hidden.get(args, kwargs))
         run = BlockRun(self, index, parts, recording, without_cache(args, kwargs), hidden, self._prompts)
         run.find_windows()
         self._on_block(run)

@@ -17,7 +17,6 @@ from duat_cli.models.arrays import random_like, relative_error, tolerance_for
 from duat_cli.models.block.parts import BlockParts
 from duat_cli.models.discovery.modality import DISCOVERY_TOKENS, STATES, Given, of_libraries, probe_inputs
 from duat_cli.models.discovery.structure import ModelStructure, run_stack
-from duat_cli.models.instrument.calls import hidden_of
 from duat_cli.models.sweep.lockstep import Pass
 from duat_cli.models.sweep.passes import BlockPass, Original
 
@@ -69,7 +68,7 @@ class _Kept(BlockPass):
         self.taken.append(x + random_like(x) if number in self._noisy else x)
         args, kwargs = parts.hidden.put(args, kwargs, self.taken[-1].clone())  # blocks may write to it
         output = original(*args, **kwargs)
-        made = hidden_of(output, parts.hidden, self.taken[-1]).clone()
+        made = parts.hidden.found(output, self.taken[-1]).clone()
         self.made.append(made)
         if self._like is None or number in self._noisy:
             return output

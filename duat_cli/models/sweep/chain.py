@@ -11,8 +11,8 @@ from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.block.parts import BlockParts
 from duat_cli.models.block.slots import taken
 from duat_cli.models.discovery.structure import Discovered
-from duat_cli.models.instrument.calls import Path, beside_handed, handed, hidden_of
-from duat_cli.models.sweep.passes import BlockPass, Forward, Handler, Original, with_hidden
+from duat_cli.models.instrument.calls import Path, beside_handed, handed
+from duat_cli.models.sweep.passes import BlockPass, Forward, Handler, Original
 
 
 class Chain:
@@ -44,9 +44,9 @@ class Chain:
             output = original(*args, **kwargs)
             left.clear()
             left.update(handed(args, kwargs))
-            after = hidden_of(output, parts.hidden, before)
+            after = parts.hidden.found(output, before)
             moved = after + shift * after.std() * torch.ones_like(after).cumsum(-1).sin()
-            return with_hidden(output, parts.hidden, before, moved)
+            return parts.hidden.exchanged(output, before, moved)
 
         return handle
 

@@ -21,7 +21,7 @@ from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.block.parts import BlockParts
 from duat_cli.models.budgets import GRADIENT_BYTES, gradient_elements
 from duat_cli.models.discovery.structure import ModelStructure
-from duat_cli.models.instrument.calls import Path, handed, hidden_of, with_handed
+from duat_cli.models.instrument.calls import Path, handed, with_handed
 from duat_cli.models.instrument.functions.activations import SlopesOnce
 from duat_cli.models.sweep.detached import Again, without_gradient
 from duat_cli.models.sweep.lockstep import Weights
@@ -171,7 +171,7 @@ class _Rerun:
         args, kwargs = with_handed(self._call.args, self._call.kwargs, given.get)
         args, kwargs = self._parts.hidden.put(args, kwargs, x)
         with without_terms(self._gone, self._number) as bridge, watching(() if bridge else self._watched, watch):
-            after = hidden_of(self._parts.module(*args, **kwargs), self._parts.hidden, x)
+            after = self._parts.hidden.found(self._parts.module(*args, **kwargs), x)
         self.left = handed(args, kwargs)
         return after if bridge is None else bridge(read[0].clone())
 

@@ -17,10 +17,9 @@ from torch import Tensor, nn
 
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.block.parts import BlockParts
-from duat_cli.models.block.slots import HiddenSlot
 from duat_cli.models.discovery.structure import Discovered, ModelStructure
 from duat_cli.models.holding import holding
-from duat_cli.models.instrument.calls import Path, handed, hidden_of, without_cache
+from duat_cli.models.instrument.calls import Path, handed, without_cache
 from duat_cli.models.instrument.hooks import patched
 from duat_cli.models.instrument.rig import OTHER_BLOCKS
 from duat_cli.models.sweep.lockstep import Weights
@@ -218,9 +217,9 @@ class RecordingPass(BlockPass):
         with without_terms(self._gone, number) as bridge, watching(sites, show):
             output = original(*args, **kwargs)
         if bridge is not None:
-            output = with_hidden(output, parts.hidden, before, bridge(before.clone()))
-        after = hidden_of(output, parts.hidden, before).clone()
-        kept = with_hidden(output, parts.hidden, before, before)
+            output = parts.hidden.exchanged(output, before, bridge(before.clone()))
+        after = parts.hidden.found(output, before).clone()
+        kept = parts.hidden.exchanged(output, before, before)
         self.calls.append(BlockCall(*given, kept, before, after, handed(args, kwargs)))
         return output
 
@@ -317,18 +316,6 @@ class Behind:
 
         def handle(number: int, parts: BlockParts, _own: Original, _args: Sequence[Any], _kwargs: Any) -> Any:
             call = calls[number]
-            return with_hidden(call.output, parts.hidden, call.before, hidden if number == count - 1 else call.after)
+            return parts.hidden.exchanged(call.output, call.before, hidden if number == count - 1 else call.after)
 
         return BlockPass(self.structure, self.forward, handle, gradient=gradient, weights=self.weights, start=count)
-
-
-def with_hidden(output: Any, slot: HiddenSlot, like: Tensor, hidden: Tensor) -> Any:
-    """A block's output with its hidden states replaced. slot, like: as in `hidden_of`."""
-    shape, hidden = slot.apart(like).shape, slot.apart(hidden)
-    if isinstance(output, Tensor):
-        return hidden
-    if isinstance(output, dict):
-        key = next(k for k, v in output.items() if isinstance(v, Tensor) and v.shape == shape)
-        return type(output)(**{**output, key: hidden})
-    place = next(k for k, v in enumerate(output) if isinstance(v, Tensor) and v.shape == shape)
-    return type(output)([*output[:place], hidden, *output[place + 1 :]])

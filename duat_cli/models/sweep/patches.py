@@ -15,7 +15,7 @@ from duat_cli.models.discovery.structure import ModelStructure
 from duat_cli.models.instrument.calls import hand_on
 from duat_cli.models.instrument.held import Held, HeldRig
 from duat_cli.models.sweep.lockstep import Weights
-from duat_cli.models.sweep.passes import BlockCall, BlockPass, Forward, Original, with_hidden
+from duat_cli.models.sweep.passes import BlockCall, BlockPass, Forward, Original
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class PatchedPass(BlockPass):
     def _call(self, number: int, parts: BlockParts, original: Original, args: Any, kwargs: Any) -> Any:
         start, recorded = self._patch.start, self._calls[number]
         if number < start:
-            return with_hidden(recorded.output, parts.hidden, recorded.before, recorded.after.clone())
+            return parts.hidden.exchanged(recorded.output, recorded.before, recorded.after.clone())
         if number == start:
             hand_on(args, kwargs, (recorded.args, recorded.kwargs))
         if number in self._patch.stream:

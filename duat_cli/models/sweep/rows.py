@@ -15,7 +15,7 @@ from torch import Tensor
 from duat_cli.models.block.parts import BlockParts
 from duat_cli.models.budgets import ROW_BLOCKS, rows_at_once
 from duat_cli.models.discovery.structure import ModelStructure
-from duat_cli.models.instrument.calls import Path, hand_on, hidden_of, mappings_in, with_handed
+from duat_cli.models.instrument.calls import Path, hand_on, mappings_in, with_handed
 from duat_cli.models.instrument.mixer import repeated
 from duat_cli.models.sweep.lockstep import Weights
 from duat_cli.models.sweep.passes import (
@@ -27,7 +27,6 @@ from duat_cli.models.sweep.passes import (
     Recorded,
     Removals,
     run_alone,
-    with_hidden,
 )
 from duat_cli.models.terms.sites import Site, watching
 
@@ -86,14 +85,14 @@ def without_each(
             raise NotInRowsError(f"{parts.name} takes one sequence for the {len(gone)} rows of a batch")
         output = removed(number, parts, original, args, kwargs)
         if number == len(structure.calls) - 1:
-            last(hidden_of(output, parts.hidden, parts.hidden.get(args, kwargs)))
+            last(parts.hidden.found(output, parts.hidden.get(args, kwargs)))
         return output
 
     def removed(number: int, parts: BlockParts, original: Original, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         if number < start:
             call = calls[number]
             after = call.after.expand(len(gone), *call.after.shape[1:]).clone()
-            return _in_rows(with_hidden(call.output, parts.hidden, call.before, after), len(gone))
+            return _in_rows(parts.hidden.exchanged(call.output, call.before, after), len(gone))
         if number == start:
             hand_on(args, kwargs, with_handed(calls[number].args, calls[number].kwargs, in_rows))
         here = {row: one[number] for row, one in enumerate(gone) if number in one}
@@ -117,10 +116,10 @@ def without_each(
             output = original(*args, **kwargs)
         if not whole:
             return output
-        after = hidden_of(output, parts.hidden, before).clone()
+        after = parts.hidden.found(output, before).clone()
         for row, hidden in whole.items():
             after[row] = hidden
-        return with_hidden(output, parts.hidden, before, after)
+        return parts.hidden.exchanged(output, before, after)
 
     return BlockPass(structure, forward, block, weights=weights, start=start)
 

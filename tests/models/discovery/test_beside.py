@@ -15,10 +15,8 @@ from duat_cli.analysis.decomposition import Decomposition
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.discovery.beside import hidden_slot
 from duat_cli.models.discovery.structure import ModelStructure, discover, run_stack
-from duat_cli.models.instrument.calls import hidden_of
 from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.instrument.tracing import Event, Trace
-from duat_cli.models.sweep.passes import with_hidden
 
 IDS = torch.tensor([[12, 15, 18, 22, 31, 15, 19]])
 FIRST = 2
@@ -146,8 +144,8 @@ def test_several_streams_a_token_are_read_as_one() -> None:
         assert torch.equal(read[0, 4, 8:16], states[1, 0, 4] if first else states[0, 4, 1])
         [put], _ = slot.put(event.args, event.kwargs, read)
         assert torch.equal(put, states)
-        assert torch.equal(hidden_of((states, "more"), slot, read), read)
-        kept = with_hidden((states, "more"), slot, read, 2 * read)
+        assert torch.equal(slot.found((states, "more"), read), read)
+        kept = slot.exchanged((states, "more"), read, 2 * read)
         assert torch.equal(kept[0], 2 * states)
         assert kept[1] == "more"
 

@@ -15,7 +15,6 @@ from two_blocks import double, single
 
 from duat_cli.models.block.slots import HiddenSlot
 from duat_cli.models.discovery.structure import ModelStructure, discover, run_stack
-from duat_cli.models.instrument.calls import hidden_of
 from duat_cli.models.instrument.records import Substitutes
 from duat_cli.models.instrument.rig import BlockRun, zero_given
 
@@ -206,9 +205,7 @@ def test_a_norm_is_not_frozen_outside_replay() -> None:
     x = torch.randn(1, 5, model.config.hidden_size, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         position = model.model.rotary_emb(x, torch.arange(5)[None])
-        f = [
-            hidden_of(block(z, position_embeddings=position), HiddenSlot(0), x) for z in (x, 2 * x, torch.zeros_like(x))
-        ]
+        f = [HiddenSlot(0).found(block(z, position_embeddings=position), x) for z in (x, 2 * x, torch.zeros_like(x))]
     assert far(f[1] - f[2], 2 * (f[0] - f[2])) > 1e-2
 
 

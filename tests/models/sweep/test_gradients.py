@@ -16,7 +16,7 @@ from duat_cli.models.discovery.structure import ModelStructure, discover
 from duat_cli.models.sweep import gradients
 from duat_cli.models.sweep.gradients import Backward, BlockGradient, handed_on
 from duat_cli.models.sweep.lockstep import one_by_one
-from duat_cli.models.sweep.passes import Forward, Recorded, record, with_hidden
+from duat_cli.models.sweep.passes import Forward, Recorded, record
 from duat_cli.models.terms.sites import find_sites
 
 
@@ -56,7 +56,7 @@ def continued(
         nonlocal count
         count += 1
         slot = structure.block(number).parts.hidden
-        return with_hidden(output, slot, leaf, leaf * 1.0) if count == number + 1 else None
+        return slot.exchanged(output, leaf, leaf * 1.0) if count == number + 1 else None
 
     handles = [module.register_forward_hook(replace) for module in dict.fromkeys(structure.calls)]
     try:

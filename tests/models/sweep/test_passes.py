@@ -11,7 +11,6 @@ from removal import TYPES, forward_of, prepared, scaled, untouched
 from torch import Tensor, nn
 
 from duat_cli.models.discovery.structure import discover
-from duat_cli.models.instrument.calls import hidden_of
 from duat_cli.models.instrument.hooks import hooked
 from duat_cli.models.sweep.passes import Behind, Removal, record, removals, run_alone
 from duat_cli.models.sweep.rows import run_without
@@ -46,7 +45,7 @@ def test_hidden_states_are_kept_once_a_block(model_type: str) -> None:
     kept: set[int] = set()
     for call, proved in zip(calls, map(structure.block, range(len(calls))), strict=True):
         given = proved.parts.hidden.get(call.args, call.kwargs)
-        tensors = given, hidden_of(call.output, proved.parts.hidden, given), call.before, call.after
+        tensors = given, proved.parts.hidden.found(call.output, given), call.before, call.after
         kept |= {tensor.untyped_storage().data_ptr() for tensor in tensors}
     assert len(kept) == len(calls) + 1
 

@@ -32,7 +32,6 @@ from torch import Tensor, nn
 from duat_cli.analysis.prune.repair.consumers import Consumer
 from duat_cli.models.discovery.structure import ModelStructure
 from duat_cli.models.edits.surgery import exchanged
-from duat_cli.models.instrument.calls import hidden_of
 from duat_cli.models.sweep.passes import BlockCall, Removal, Removals
 from duat_cli.models.terms.sites import Site, watching
 from duat_cli.operators.refit import RIDGES, Moments, chosen_ridge
@@ -162,7 +161,7 @@ class Refitting:
                 stack.enter_context(watching(list(removal.masks), removal.edit))
             stack.enter_context(watching(list(watch), see))
             try:
-                return hidden_of(parts.module(*args, **kwargs), parts.hidden, hidden)
+                return parts.hidden.found(parts.module(*args, **kwargs), hidden)
             except _SeenError:
                 return hidden
 

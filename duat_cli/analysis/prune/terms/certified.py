@@ -29,7 +29,6 @@ from duat_cli.models.block.parts import BlockParts
 from duat_cli.models.budgets import BOUNDED_ENTRIES
 from duat_cli.models.discovery.modality import DISCOVERY_TOKENS, probe_inputs
 from duat_cli.models.discovery.structure import ModelStructure, run_stack
-from duat_cli.models.instrument.calls import hidden_of
 from duat_cli.models.instrument.tracing import Event, Trace, Tracer
 from duat_cli.models.sweep.lockstep import Call, Pass, Visit, Weights
 from duat_cli.models.terms.branches import CHANGED, BlockBranches, Branches
@@ -159,7 +158,7 @@ class Certified:
             inner = inner_of(self._structure, self._sites, written, number)
             width = self._structure.hidden_size // inner.parts.streams
             norms = _Norms(written, self._tracer.outside, self._before, width, self._balls)
-            after = hidden_of(event.output, inner.parts.hidden, inner.parts.hidden.get(event.args, event.kwargs))
+            after = inner.parts.hidden.found(event.output, inner.parts.hidden.get(event.args, event.kwargs))
             self._before = after, or_reason(lambda: norms.feeding(after))
             branches = self._branches[inner.parts.module]
             self.bounds.append(_Block(norms, inner, branches, self._kinds).bounds())
@@ -299,7 +298,7 @@ class _Block:
         event, parts = self.inner.event, self.inner.parts
         if not self.branches.through:
             before = parts.hidden.get(event.args, event.kwargs)
-            ends = (before, hidden_of(event.output, parts.hidden, before))
+            ends = (before, parts.hidden.found(event.output, before))
             return _one(sum(self.norms.feeding(x).largest() for x in ends))
         if parts.cross is not None:
             raise UnsupportedModelError(ENCODER)

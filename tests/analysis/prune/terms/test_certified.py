@@ -21,7 +21,6 @@ from duat_cli.analysis.prune.terms.certified import NOT_ASKED, BlockBounds
 from duat_cli.kinds import Kind
 from duat_cli.models.block.slots import HiddenSlot
 from duat_cli.models.discovery.structure import ModelStructure, discover, run_stack
-from duat_cli.models.instrument.calls import hidden_of
 from duat_cli.models.sweep.passes import record
 from duat_cli.models.terms.sites import BlockSites, Site, find_sites, watching
 from duat_cli.operators import bounds
@@ -201,7 +200,7 @@ def test_no_branch_exceeds_its_bound(model_type: str) -> None:
     assert case.bounds.block.stream is not None
 
     def change(x: Tensor) -> Tensor:
-        return (hidden_of(case.run(x), HiddenSlot(0), x) - x).norm(dim=-1)[:, 0]
+        return (HiddenSlot(0).found(case.run(x), x) - x).norm(dim=-1)[:, 0]
 
     if model_type != "bert":  # there the input itself must come from a norm
         found = ascend(change, 1, 32)
@@ -215,7 +214,7 @@ def test_no_block_behind_a_norm_exceeds_its_bound(model_type: str) -> None:
 
     def change(x: Tensor) -> Tensor:
         y = norm(x)
-        return (hidden_of(case.run(x), HiddenSlot(0), x) - y).norm(dim=-1)[:, 0]
+        return (HiddenSlot(0).found(case.run(x), x) - y).norm(dim=-1)[:, 0]
 
     found = ascend(change, 1, 32)
     assert case.bounds.block.stream is not None
@@ -280,7 +279,7 @@ def test_a_branch_that_another_unit_reads_through_a_layer_has_no_bound() -> None
 
     def run(x: Tensor) -> Tensor:
         args, kwargs = parts.hidden.put(call.args, call.kwargs, x.clone())
-        return hidden_of(parts.module(*args, **kwargs), parts.hidden, x)
+        return parts.hidden.found(parts.module(*args, **kwargs), x)
 
     for x in 3 * torch.randn(20, 1, 1, 32, generator=torch.Generator().manual_seed(0)):
         whole = run(x)
@@ -321,7 +320,7 @@ def test_a_bias_behind_which_a_norm_stands_is_part_of_the_attention_bound() -> N
     (args, kwargs) = seen[0]
 
     def change(x: Tensor) -> Tensor:
-        return (hidden_of(block(x, *args[1:], **kwargs), HiddenSlot(0), x) - x).norm(dim=-1)[:, 0]
+        return (HiddenSlot(0).found(block(x, *args[1:], **kwargs), x) - x).norm(dim=-1)[:, 0]
 
     found = ascend(change, 1, 32)
     assert 0.5 * float(bounds.block.stream) <= float(found) <= float(bounds.block.stream)
