@@ -43,6 +43,7 @@ OWN = {
     "cohere": Own(_LAYERS, "self_attn.o_proj", "mlp.down_proj"),  # parallel
     "mixtral": Own(_LAYERS, "self_attn.o_proj", experts="mlp.experts"),
     "qwen3_moe": Own(_LAYERS, "self_attn.o_proj", "mlp.down_proj", "mlp.experts"),  # a dense block, sparse ones
+    "xlnet": Own("transformer.layer", "", "ff.layer_2"),  # tokens in front of the batch; the residual inside attention
     "gpt_oss": Own(_LAYERS, "self_attn.o_proj", experts="mlp.experts"),  # sinks; experts with biases
     "gemma4 sharing": Own(
         _LAYERS, "self_attn.o_proj", "mlp.down_proj", second="per_layer_projection"

@@ -28,7 +28,7 @@ from duat_cli.loading.prompts import Prompt
 
 TYPES = [
     "gpt2", "bert", "albert", "t5", "mixtral", "deberta-v2", "zamba", "nystromformer",
-    "llama4_text", "gemma3n_text", "hy_v4", "deepseek_v4", *SHARING,
+    "llama4_text", "gemma3n_text", "hy_v4", "deepseek_v4", "xlnet", *SHARING,
 ]  # fmt: skip
 NULLS = [InspectOptions(cache=False, null="uniform"), InspectOptions(cache=False)]
 PROVED = {"gpt2", "t5", "mixtral", "gemma4 sharing"}  # verify reads its weights as inspect does, by Session.sweep_all

@@ -41,6 +41,15 @@ class Event:
     output: Any
     versions: tuple[int, ...] = ()
     """Version of each of its tensors when the call ended; a write in place raises it."""
+    source: Event | None = None  # the call in the model's layout, where this one was turned
+
+    def turned(self) -> Event:
+        """This call with its tensors by token, (1, N, width), where its first one is (N, 1, width)."""
+        first = next(iter(self.tensors), None)
+        if first is None or first.ndim != 3 or not len(first) > first.shape[1] == 1:
+            return self
+        args, kwargs, output = (turned(part) for part in (self.args, self.kwargs, self.output))
+        return replace(self, args=args, kwargs=kwargs, output=output, source=self)
 
     @property
     def slots(self) -> list[tuple[Key, Tensor]]:
@@ -76,9 +85,20 @@ class Event:
 
     def all_again(self, value: Tensor, module: nn.Module | None = None) -> Any:
         """As `again`, with all that the module gives."""
+        if self.source is not None:
+            return turned(self.source.all_again(value.transpose(0, 1), module))
         x, called = self.tensors[0], self.module if module is None else module
         args = [value if a is x else a for a in self.args]
         return called(*args, **{k: value if v is x else v for k, v in self.kwargs.items()})
+
+
+def turned(value: Any) -> Any:
+    """A tensor of three axes with the first two exchanged, also within a tuple, a list or a dictionary."""
+    if isinstance(value, Tensor):
+        return value.transpose(0, 1) if value.ndim == 3 else value
+    if isinstance(value, dict):
+        return {key: turned(one) for key, one in value.items()}
+    return type(value)(map(turned, value)) if type(value) in {tuple, list} else value
 
 
 @dataclass
@@ -97,6 +117,10 @@ class Trace:
             for event in self.events:
                 self._by_module.setdefault(event.module, []).append(event)
         return self._by_module.get(module, [])
+
+    def turn(self) -> None:
+        """Lays out the tensors of all calls inside the block by token, where it takes tokens in front of the batch."""
+        self.events[:-1] = [event.turned() for event in self.events[:-1]]
 
     def attention_of(self, modules: Collection[nn.Module]) -> list[AttentionCall]:
         """The attention calls of some modules, in order."""

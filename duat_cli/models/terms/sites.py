@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from duat_cli.errors import needed
 from duat_cli.grouping import by_key
 from duat_cli.kinds import Kind
-from duat_cli.models.arrays import relative_error, rounding, same_storage
+from duat_cli.models.arrays import random_like, relative_error, rounding, same_storage
 from duat_cli.models.block.linears import has_matrix
 from duat_cli.models.block.parts import BlockParts, CrossAttention
 from duat_cli.models.block.slots import joined, parted, put, slots_of, taken
@@ -223,7 +223,11 @@ def _own_sites(parts: BlockParts, written: Trace, found: list[Site], reasons: di
         alone = "no linear layer takes its concatenated heads"
         several = f"it has {len(parts.attention)} attentions, whose heads are not told apart; each is one term"
         reasons["head"] = alone if len(parts.attention) == 1 else several
-        found += [Site("attention", module, "output", 1, k) for k, module in enumerate(parts.attention)]
+        sites = [Site("attention", module, "output", 1, k) for k, module in enumerate(parts.attention)]
+        if any(_holds_residual(parts, written, site) for site in sites):
+            reasons["attention"] = "its module adds the stream to what attention gives, and returns their sum"
+        else:
+            found += sites
         return
     projection = parts.output_projection.linear
     found.append(Site("attention", projection, "output", 1))
@@ -240,6 +244,19 @@ def _own_sites(parts: BlockParts, written: Trace, found: list[Site], reasons: di
         reasons["head"] = "the module that runs its attention was not seen to"
     else:
         found.append(Site("head", projection, "input", call.output.shape[2]))
+
+
+def _holds_residual(parts: BlockParts, written: Trace, site: Site) -> bool:
+    """Whether the stream reaches the block's output through the module of this site alone: without what the module
+    gives, the output is the same for every input."""
+    event, slot, outputs = written.calls(parts.module)[0], parts.hidden, list[Tensor]()
+    call = without_cache(event.args, event.kwargs)
+    own = slot.get(*call)
+    with torch.no_grad(), watching([site], _silence):
+        for x in (own, random_like(own)):
+            args, kwargs = slot.put(*call, x)
+            outputs.append(slot.found(parts.module(*args, **kwargs), x))
+    return torch.equal(*outputs)
 
 
 def _unit_sites(

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor, nn
 
-from duat_cli.errors import UnsupportedModelError
+from duat_cli.errors import UnsupportedModelError, needed
 from duat_cli.models.arrays import equal, same_storage, tolerance_for, wide
 from duat_cli.models.block.linears import bias_of, has_matrix, matrix_of
 from duat_cli.models.block.norms import recognise
@@ -69,17 +69,22 @@ def _rows(tensor: Tensor) -> set[bytes]:
 
 def output_projection(parts: BlockParts, written: Trace, call: AttentionCall) -> Projection | None:
     """The first layer behind attention that takes heads * d features, and a norm that reads its output. A layer whose
-    input was also read in front of attention, such as that of a gate, is passed over."""
+    input was also read in front of attention, such as that of a gate, is passed over; so is one outside the module of
+    attention that reads the norm of something else than H V: an FFN's, where that module holds its own residual."""
     _, _, heads, width = call.output.shape
     count = written.ended_before[id(call)]
     read, behind = [event.tensors[0] for event in written.events[:count] if event.tensors], written.events[count:]
-    inside = set(parts.module.modules())
+    inside, own = set(parts.module.modules()), set(call.module.modules())
     for event in behind:
         if event.module not in inside or any(event.module.children()) or not has_matrix(event.module):
             continue
         if not event.tensors or event.tensors[0].shape[-1] != heads * width or event.result is None:
             continue
-        if any(same_storage(event.tensors[0], other) for other in read):
+        x = event.tensors[0]
+        if any(same_storage(x, other) for other in read):
+            continue
+        made = next((e for e in behind if e.module in parts.norms and same_storage(needed(e.result), x)), None)
+        if made is not None and event.module not in own and not equal(made.tensors[0], call.output.flatten(2)):
             continue
         norm = next(
             (e.module for e in behind if e.module in parts.norms and _same_tokens(event.result, e.tensors[0])), None

@@ -150,6 +150,19 @@ def test_several_streams_a_token_are_read_as_one() -> None:
         assert kept[1] == "more"
 
 
+def test_tokens_in_front_of_the_batch_are_read_behind_it() -> None:
+    states = torch.randn(5, 1, 8)
+    event, written = called(states, states)
+    slot = hidden_slot(event, written)
+    assert slot.turned
+    read = slot.get(event.args, event.kwargs)
+    assert torch.equal(read, states.transpose(0, 1))
+    [put], _ = slot.put(event.args, event.kwargs, read)
+    assert torch.equal(put, states)
+    assert torch.equal(slot.found((states, None), read), read)
+    assert torch.equal(slot.exchanged((states, None), read, 2 * read)[0], 2 * states)
+
+
 def test_a_map_of_tokens_is_refused() -> None:
     event, written = called(torch.randn(1, 5, 3, 8), torch.randn(1, 15, 8))
     with pytest.raises(UnsupportedModelError, match="four axes, which are no streams of a token but a map"):

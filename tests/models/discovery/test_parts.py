@@ -10,7 +10,6 @@ from helpers import first_two, single_model
 from torch import nn
 from two_blocks import single
 
-from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.arrays import random_signs
 from duat_cli.models.discovery.modality import stack_of
 from duat_cli.models.discovery.structure import ModelStructure, discover
@@ -182,9 +181,15 @@ def test_experts_beside_their_router_are_a_unit_and_the_router_is_none() -> None
     assert structure.uncovered == ()
 
 
-def test_a_stream_of_another_shape_is_refused_by_its_shape() -> None:
-    with pytest.raises(UnsupportedModelError, match=r"shape \(N, batch, M\)"):
-        discover(single_model("xlnet"))
+def test_tokens_in_front_of_the_batch_are_read_as_any_others() -> None:
+    """XLNet's attention holds its own residual and norm; the layers behind are its FFN's, not attention's."""
+    structure = discover(first_two(single_model("xlnet")))
+    assert structure.plain_error == 0
+    for block in structure.blocks:
+        assert block.parts.hidden.turned
+        assert block.parts.output_projection is None
+        assert [type(unit).__name__ for unit in block.parts.units] == ["GELUActivation"]
+        assert block.parts.mixing == frozenset()
 
 
 class Wrapped(nn.Module):

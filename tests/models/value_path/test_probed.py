@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import single_model, sweep, token_ids
+from helpers import double_model, first_two, single_model, sweep, token_ids
 
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.value_path.factors import operator_of
@@ -29,6 +29,24 @@ def test_gates_are_the_sigmoids_of_the_models_own_gate_layer() -> None:
 
     sweep(model, token_ids(model), listen, None)
     assert seen == [0, 1, 2]
+
+
+def test_values_and_outputs_that_are_parameters_alone_are_found() -> None:
+    """XLNet's attention multiplies by V and O without layers, and takes tokens in front of the batch."""
+    model, seen = first_two(double_model("xlnet")), []
+    ids = token_ids(model)
+    weights = model(input_ids=ids, output_attentions=True).attentions  # (1, heads, N, N) each
+
+    def listen(run: Any, step: Any, block: Any) -> None:
+        own = run.parts.module.rel_attn
+        matrices = torch.einsum("mhd,khd->hkm", own.v, own.o)
+        expected = torch.einsum("hij,hkm->ikjm", weights[run.index][0], matrices)
+        dense = step.operator(run, block).matrix().dense()
+        assert torch.allclose(dense, expected.reshape(dense.shape), rtol=1e-12, atol=1e-14)
+        seen.append(run.index)
+
+    sweep(model, ids, listen, None)
+    assert seen == [0, 1]
 
 
 def test_a_gate_of_whole_heads_is_part_of_their_attention() -> None:
