@@ -221,7 +221,7 @@ def test_parts_have_the_unit_of_what_was_attributed(kind: str, unit: str) -> Non
     report = sample.attribute_report()
     one = report.attribution[0]
     one = one.model_copy(update={"target": one.target.model_copy(update={"kind": kind})})
-    page = page_of([(None, report.model_copy(update={"attribution": [one], "continuations": []}))])
+    page = page_of([(None, report.model_copy(update={"attribution": [one]}))])
     text = page.partition("</main>")[0]
     assert f"part ({unit})" in text
     assert f">{unit}<" in text

@@ -43,8 +43,9 @@ def attribute_sheet(report: AttributeReport, beside: Sequence[AttributeReport]) 
         figures += [heads(report, number), flows(report, number), measured(report, number), _inner(report, number)]
     figures += [coloured(report, number, whole=False) for number in range(drawn, drawn + texts)]
     figures += [_predictions(report, drawn, texts), _means(report)]
-    figures = [_in(unit(report.attribution[0]), one) for one in figures if one is not None]
-    figures = [*map(continued, report.continuations[:_SHOWN], itertools.count()), *figures]
+    of = unit(report.attribution[0])
+    continuations = (continued(found, number, of) for number, found in enumerate(report.continuations[:_SHOWN]))
+    figures = [_in(of, one) for one in (*continuations, *figures) if one is not None]
     lists = [("How to read it", [NOT_CAUSAL]), ("Held fixed between the last block and the output", report.held)]
     said = verdict_of(verdict(report.certificate), exact=report.certificate.exact)
     return sheet_of(report, report.prompts, _tiles(report), lists, figures, said=said)

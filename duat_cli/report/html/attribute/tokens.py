@@ -110,12 +110,15 @@ def _sums(one: Attribution) -> Table:
     return Table([Head("reading", number=False), *(Head(n, "logits") for n in names)], rows)
 
 
-def continued(found: Continuation, number: int) -> Figure:
-    """A continuation: the text before its last token, coloured by what each token did for the whole continuation."""
+def continued(found: Continuation, number: int, unit: str) -> Figure:
+    """A continuation: the text before its last token, coloured by what each token did for the whole continuation.
+
+    unit: that of its parts.
+    """
     tokens = [(s.text, s.value, f"token {s.position}: {SIGNED(s.value)}") for s in found.sources]
     added = "".join(token.text for token in found.tokens)
     count = plural(len(found.tokens), "token")
-    says = f"What was attributed adds up to {numbers.plain(found.logits)} logits over {count}."
+    says = f"What was attributed adds up to {numbers.plain(found.logits)} {unit} over {count}."
     if found.log_probability is not None:
         says += (
             f" The log-probability is {numbers.plain(found.log_probability)} nats; parts are of its linearisation, "
