@@ -187,7 +187,7 @@ def held(form: EndingForm) -> list[str]:
     """Descriptions of what is held between the last block and the logits."""
     found = [f"{kind}: its scale" for kind in form.held_kinds]
     if form.held:
-        found.append("activations of the head: the ratio of what they give to what they get")
+        found.append("activations: the ratio of what they give to what they get")
     if form.layer is not None:
         found.append(f"behind {type(form.layer).__name__}, the head's last layer, the logits are capped: its output is "
                      "attributed, and both are printed")  # fmt: skip
