@@ -23,6 +23,7 @@ from duat_cli.analysis.attribute.targets import Target, has_odds
 from duat_cli.analysis.attribute.work import Found, Prediction, Work
 from duat_cli.analysis.session import Session
 from duat_cli.errors import needed
+from duat_cli.models.block.slots import joined, parted
 from duat_cli.models.instrument.hooks import After, hooked
 from duat_cli.models.sweep.lockstep import Call
 from duat_cli.models.sweep.passes import BlockCall, RecordingPass, Removal, Removals, removals
@@ -181,10 +182,11 @@ class Measurer:
         return _Seen(Call(Prediction(self._model, self._ids, mask)), self._layer)
 
     def _replaced(self, place: int) -> _Seen:
-        def put(module: nn.Module, args: Any, kwargs: Any, output: Tensor) -> Tensor:
-            output = output.clone()
-            output[0, place] = self._mean.to(output)
-            return output
+        def put(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
+            rows, rest = parted(output)
+            rows = rows.clone()
+            rows[0, place] = self._mean.to(rows)
+            return joined(rows, rest)
 
         plain = Call(Prediction(self._model, self._ids))
         return _Seen(plain, self._layer, (needed(self._embedding), put))
@@ -206,7 +208,7 @@ class Measurer:
         with torch.no_grad():
             for first in range(0, count, ROWS):
                 rows = torch.arange(first, min(first + ROWS, count), device=self._ids.device)
-                total = total.to(rows.device) + embedding(rows[None])[0].double().sum(dim=0)
+                total = total.to(rows.device) + parted(embedding(rows[None]))[0][0].double().sum(dim=0)
         return total / count
 
     def _change(self, plain: _Seen, other: _Seen) -> Change:

@@ -78,6 +78,28 @@ def test_what_is_lost_is_what_the_changed_model_loses(model_type: str) -> None:
 
 
 @torch.no_grad()
+def test_an_embedding_that_gives_a_tuple_is_replaced() -> None:
+    """I-BERT's gives its scale as well."""
+    model = two_single("ibert")
+    ids = token_ids(model, tokens=6)
+    weight = model.get_input_embeddings().weight
+
+    def put(module: Any, args: Any, output: Any) -> Any:
+        rows = output[0].clone()
+        rows[0, place] = weight.mean(0)
+        return (rows, *output[1:])
+
+    before = model(ids).logits[0, PLACE]
+    found = measured(helpers.as_loaded(model), ids, 4).tokens
+    assert len(found) == 4
+    for token in found:
+        place = token.position
+        with model.get_input_embeddings().register_forward_hook(put):
+            after = model(ids).logits[0, PLACE]
+        assert [token.replaced, token.replaced_kl] == pytest.approx(expected(before, after), rel=1e-3, abs=1e-5)
+
+
+@torch.no_grad()
 def test_of_a_norm_the_length_itself_is_lost() -> None:
     model = two_single("bert").base_model.double()
     ids = token_ids(model, tokens=6)
