@@ -184,8 +184,8 @@ class Measurer:
     def _replaced(self, place: int) -> _Seen:
         def put(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
             rows, rest = parted(output)
-            rows = rows.clone()
-            rows[0, place] = self._mean.to(rows)
+            rows = rows.clone(memory_format=torch.contiguous_format)
+            rows.view(-1, rows.shape[-1])[place] = self._mean.to(rows)  # the batch may stand behind the tokens
             return joined(rows, rest)
 
         plain = Call(Prediction(self._model, self._ids))

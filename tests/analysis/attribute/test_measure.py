@@ -77,17 +77,18 @@ def test_what_is_lost_is_what_the_changed_model_loses(model_type: str) -> None:
         assert [token.replaced, token.replaced_kl] == pytest.approx(expected(before, replaced), rel=1e-6, abs=1e-9)
 
 
+@pytest.mark.parametrize("model_type", ["ibert", "xlnet"])
 @torch.no_grad()
-def test_an_embedding_that_gives_a_tuple_is_replaced() -> None:
-    """I-BERT's gives its scale as well."""
-    model = two_single("ibert")
+def test_the_embedding_of_a_token_is_replaced_whatever_its_layout(model_type: str) -> None:
+    """I-BERT's module gives its scale as well; XLNet's gives tokens in front of the batch."""
+    model = two_single(model_type)
     ids = token_ids(model, tokens=6)
     weight = model.get_input_embeddings().weight
 
     def put(module: Any, args: Any, output: Any) -> Any:
-        rows = output[0].clone()
-        rows[0, place] = weight.mean(0)
-        return (rows, *output[1:])
+        rows = (output[0] if isinstance(output, tuple) else output).clone()
+        rows[(place, 0) if len(rows) > 1 else (0, place)] = weight.mean(0)
+        return (rows, *output[1:]) if isinstance(output, tuple) else rows
 
     before = model(ids).logits[0, PLACE]
     found = measured(helpers.as_loaded(model), ids, 4).tokens
