@@ -110,13 +110,13 @@ def find_ending(model: Any, behind: Behind) -> EndingForm:
         )
     norms, activations = _parts(model, behind)
     layer = _last_layer(model)
-    error = 0.0
+    error, bar = 0.0, max(map(tolerance_for, (behind.hidden.dtype, model.dtype)))  # a stream may be wider than weights
     for held in (False, True):
         for whose in (None, layer) if layer is not None else (None,):
             form = EndingForm(norms, activations, held, whose)
             with contextlib.suppress(IndexError):  # a layer that does not run
                 error = _distance(Ending(behind, form))
-                if error <= tolerance_for(behind.hidden.dtype):
+                if error <= bar:
                     return form
     if behind.hidden.dtype == torch.float16 and not bool(Ending(behind, form)(_far(behind.hidden)).isfinite().all()):
         raise UnsupportedModelError(

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import far, single_model, token_ids
+from helpers import far, first_two, single_model, token_ids
 from torch import Tensor
 
 from duat_cli.errors import NoSignalError, UnsupportedModelError
@@ -91,3 +91,9 @@ def test_a_range_that_is_too_small_to_try_the_end_out_is_said_to_be() -> None:
     with pytest.raises(UnsupportedModelError, match="leave the range of float16; use --dtype float32"):
         found(model)
     assert found(model.float())[1].norms
+
+
+def test_a_stream_in_float32_between_weights_in_half_precision_rounds_as_these_do() -> None:
+    behind, form = found(first_two(single_model("zaya").bfloat16()))
+    assert (behind.hidden.dtype, behind.recorded.output.dtype) == (torch.float32, torch.bfloat16)
+    assert not form.held
