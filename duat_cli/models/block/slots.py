@@ -65,6 +65,7 @@ class HiddenSlot:
     streams: int = 1  # on an axis of their own, (batch, N, streams, width)
     first: bool = False  # whether that is the first axis, (streams, batch, N, width)
     turned: bool = False  # whether it takes tokens in front of the batch, (N, batch, M)
+    grid: tuple[int, int] | None = None  # height and width of a map of tokens, (batch, height, width, M)
 
     def get(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:
         return self.together(taken(args, kwargs, self.key))
@@ -81,12 +82,16 @@ class HiddenSlot:
             value = (value.movedim(0, 2) if self.first else value).flatten(2)
         if self.turned:
             value = value.transpose(0, 1)
+        if self.grid is not None:
+            value = value.flatten(1, 2)
         return value[None] if self.flat else value
 
     def apart(self, value: Tensor) -> Tensor:
         """Hidden states (batch, N, M) in the module's own layout, but for a missing batch."""
         if self.turned:
             return value.transpose(0, 1)
+        if self.grid is not None:
+            return value.unflatten(1, self.grid)
         if self.streams == 1:
             return value
         parted = value.unflatten(2, (self.streams, -1))
@@ -98,7 +103,7 @@ class HiddenSlot:
 
         like: the block's input, (batch, N, M). Raises UnsupportedModelError where there are none.
         """
-        own, usual = self.apart(like), self.streams == 1 and not self.turned
+        own, usual = self.apart(like), self.streams == 1 and not self.turned and self.grid is None
         if usual and isinstance(output, Tensor) and (output.ndim, len(output)) == (3, len(like)):
             return output
         several = output.values() if isinstance(output, dict) else output

@@ -75,7 +75,7 @@ def hidden_slot(event: Event, written: Trace) -> HiddenSlot:
     name = type(event.module).__name__
     first = next((t for t in event.tensors if t.ndim >= 3), None)
     if first is not None and first.ndim == 4 and _gives_alike(event.output, first):
-        found = _of_streams(event, first, written)
+        found = _of_four_axes(event, first, written)
         if found is None:
             raise UnsupportedModelError(
                 f"{name} takes and gives states of four axes, which are no streams of a token but a map of tokens, "
@@ -106,15 +106,21 @@ def beside(event: Event, hidden: HiddenSlot, *, any_length: bool = False) -> tup
     )
 
 
-def _of_streams(event: Event, states: Tensor, written: Trace) -> HiddenSlot | None:
-    """The slot of states of rank four that are several streams a token, (1, N, streams, width) or (streams, 1, N,
-    width): the modules inside the block take one stream, (1, N, width). None for others (a map of tokens)."""
+def _of_four_axes(event: Event, states: Tensor, written: Trace) -> HiddenSlot | None:
+    """The slot of states of rank four: of several streams a token, (1, N, streams, width) or (streams, 1, N, width),
+    where the modules inside the block take one stream, (1, N, width); of a map of tokens, (1, height, width, M), where
+    a layer or norm takes it as it is, its weight over the last axis. None for others."""
     inner = {t.shape for one in written.events for t in one.tensors if one.module is not event.module and t.ndim == 3}
     key = next(key for key, value in event.slots if value is states)
     front, middle, behind, width = states.shape
     if front == 1 and (1, middle, width) in inner:
         return HiddenSlot(key, streams=behind)
-    return HiddenSlot(key, streams=front, first=True) if middle == 1 and (1, behind, width) in inner else None
+    if middle == 1 and (1, behind, width) in inner:
+        return HiddenSlot(key, streams=front, first=True)
+    whole = (e.module for e in written.events if e.tensors and e.tensors[0].shape == states.shape)
+    weights = (getattr(module, "weight", None) for module in whole)
+    mapped = any(isinstance(w, Tensor) and w.ndim <= 2 and w.shape[-1] == width for w in weights)
+    return HiddenSlot(key, grid=(middle, behind)) if front == 1 and mapped else None
 
 
 def _gives_alike(output: Any, like: Tensor) -> bool:

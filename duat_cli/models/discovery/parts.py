@@ -35,8 +35,8 @@ def find_parts(event: Event, name: str, written: Trace) -> BlockParts:
     block = event.module
     inside = set(block.modules())
     hidden = hidden_slot(event, written)
-    if hidden.turned:
-        written.turn()
+    if hidden.turned or hidden.grid is not None:
+        written.by_token(hidden, taken(event.args, event.kwargs, hidden.key).shape)
     stream = hidden.get(event.args, event.kwargs)
     if not bool(torch.isfinite(hidden.found(event.output, stream)).all()):
         raise NotFiniteError(f"{name} puts out values that are not finite")

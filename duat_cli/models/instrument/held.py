@@ -22,7 +22,7 @@ from duat_cli.models.instrument.hooks import Forward, Instead, patched
 from duat_cli.models.instrument.mixer import with_rows
 from duat_cli.models.instrument.rig import BlockRun, Rig
 from duat_cli.models.instrument.routers import Routed, experts_modules, with_routing
-from duat_cli.models.instrument.windows import Windows
+from duat_cli.models.instrument.windows import WindowRows, Windows
 
 
 def attending(run: BlockRun, rows: Sequence[RowSource]) -> contextlib.AbstractContextManager[None]:
@@ -85,7 +85,7 @@ class HeldRig(Rig):
         if rows is None:
             return None
         windows = Windows(len(value)) if len(value) > 1 else None
-        if windows is not None and rows.tokens != value.shape[2]:
+        if rows.tokens != value.shape[2] and (windows is not None or isinstance(rows, WindowRows)):
             name = type(module).__name__
             raise UnsupportedModelError(f"{name} attends within windows, where no other weights can be held")
         mixed = mixed_by(rows, value, windows)

@@ -275,12 +275,14 @@ class BlockRun:
             return
         if count == 1 and call.rows.tokens == tokens:
             return
-        asked = self.replay(asked_streams(self.input), stop_at_values=True)
-        answers = asked.values[0].unflatten(1, (count, -1))
-        at = tokens_at(answers, tokens)
+        [values] = self.replay(asked_streams(self.input), stop_at_values=True).values
+        every, together = values.shape[1], call.windows is None  # a model may fold windows and heads into one axis
+        counts = [n for n in range(1, every + 1) if every % n == 0] if together else [count]
+        found = (tokens_at(values.unflatten(1, (n, -1)), tokens) for n in counts)
+        at = next((places for places in found if places is not None), None)
         if at is None:
             return
-        rows = window_rows(call.rows.matrix.unflatten(0, (count, -1)), at)
+        rows = window_rows(call.rows.matrix.unflatten(0, (len(at), -1)), at)
         self.recording.attention[0] = in_windows(call, rows, rows.allowed())
 
     def _tell_prompts_apart(self) -> None:

@@ -146,6 +146,8 @@ class Rig:
         if call.windows is not None and call.windows.sizes is not None:
             return plan.one_window(call.rows, call.windows, value)
         windows = call.windows
+        if windows is not None and len(value) == 1:  # where the model has windows and heads on one axis
+            value = value.unflatten(1, (windows.count, -1))[0]
         by_token = value if windows is None else windows.inward(value)
         mixed = plan.next_mixed(by_token, lambda: mixed_by(call.rows, value, windows))
         return mixed if windows is None else windows.outward(mixed)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from duat_cli.compat.torch import left, operations_left, writes_to
 from duat_cli.models.arrays import random_like
-from duat_cli.models.block.slots import Key, parted, slots_of
+from duat_cli.models.block.slots import HiddenSlot, Key, parted, slots_of
 from duat_cli.models.holding import holding
 from duat_cli.models.instrument.attention import (
     AttentionCall,
@@ -41,15 +41,17 @@ class Event:
     output: Any
     versions: tuple[int, ...] = ()
     """Version of each of its tensors when the call ended; a write in place raises it."""
-    source: Event | None = None  # the call in the model's layout, where this one was turned
+    source: Event | None = None  # the call in the model's layout, where this one is laid out by token
+    slot: HiddenSlot | None = None  # that layout
 
-    def turned(self) -> Event:
-        """This call with its tensors by token, (1, N, width), where its first one is (N, 1, width)."""
+    def by_token(self, slot: HiddenSlot, shape: torch.Size) -> Event:
+        """This call with its tensors by token, (1, N, width), where its first one has the block's layout but for its
+        width. slot: that of the block. shape: of the block's own hidden states."""
         first = next(iter(self.tensors), None)
-        if first is None or first.ndim != 3 or not len(first) > first.shape[1] == 1:
+        if first is None or first.shape[:-1] != shape[:-1]:
             return self
-        args, kwargs, output = (turned(part) for part in (self.args, self.kwargs, self.output))
-        return replace(self, args=args, kwargs=kwargs, output=output, source=self)
+        args, kwargs, output = (_by_token(part, slot, len(shape)) for part in (self.args, self.kwargs, self.output))
+        return replace(self, args=args, kwargs=kwargs, output=output, source=self, slot=slot)
 
     @property
     def slots(self) -> list[tuple[Key, Tensor]]:
@@ -85,20 +87,21 @@ class Event:
 
     def all_again(self, value: Tensor, module: nn.Module | None = None) -> Any:
         """As `again`, with all that the module gives."""
-        if self.source is not None:
-            return turned(self.source.all_again(value.transpose(0, 1), module))
+        if self.source is not None and self.slot is not None:
+            made = self.source.all_again(self.slot.apart(value), module)
+            return _by_token(made, self.slot, self.source.tensors[0].ndim)
         x, called = self.tensors[0], self.module if module is None else module
         args = [value if a is x else a for a in self.args]
         return called(*args, **{k: value if v is x else v for k, v in self.kwargs.items()})
 
 
-def turned(value: Any) -> Any:
-    """A tensor of three axes with the first two exchanged, also within a tuple, a list or a dictionary."""
+def _by_token(value: Any, slot: HiddenSlot, axes: int) -> Any:
+    """A tensor of so many axes by token, also within a tuple, a list or a dictionary."""
     if isinstance(value, Tensor):
-        return value.transpose(0, 1) if value.ndim == 3 else value
+        return slot.together(value) if value.ndim == axes else value
     if isinstance(value, dict):
-        return {key: turned(one) for key, one in value.items()}
-    return type(value)(map(turned, value)) if type(value) in {tuple, list} else value
+        return {key: _by_token(one, slot, axes) for key, one in value.items()}
+    return type(value)(_by_token(one, slot, axes) for one in value) if type(value) in {tuple, list} else value
 
 
 @dataclass
@@ -118,9 +121,9 @@ class Trace:
                 self._by_module.setdefault(event.module, []).append(event)
         return self._by_module.get(module, [])
 
-    def turn(self) -> None:
-        """Lays out the tensors of all calls inside the block by token, where it takes tokens in front of the batch."""
-        self.events[:-1] = [event.turned() for event in self.events[:-1]]
+    def by_token(self, slot: HiddenSlot, shape: torch.Size) -> None:
+        """Lays out the tensors of all calls inside the block by token. slot, shape: as in `Event.by_token`."""
+        self.events[:-1] = [event.by_token(slot, shape) for event in self.events[:-1]]
 
     def attention_of(self, modules: Collection[nn.Module]) -> list[AttentionCall]:
         """The attention calls of some modules, in order."""

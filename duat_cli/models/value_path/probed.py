@@ -192,7 +192,8 @@ def probe_output(run: BlockRun, read: Callable[[Replay], Tensor], gate: Tensor |
         if gate is not None:
             shaped = (shaped / gate.transpose(0, 1)).to(like.dtype)
         met = read(run.replay(torch.zeros_like(like), attention=shaped))[0].to(like.dtype)  # (N, M)
-        return met.unflatten(1, (-1, like.shape[2] // run.parts.streams)).sum(dim=1)
+        streams = met.shape[1] * run.parts.streams // like.shape[2] if run.parts.streams > 1 else 1  # or one alone
+        return met.unflatten(1, (streams, -1)).sum(dim=1)
 
     base = arrival(like.new_zeros(1, tokens, side))
     moved = arrival(gaussian((1, 1, side), like, SEED + 3).expand(1, tokens, side)) - base

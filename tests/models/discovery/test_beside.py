@@ -126,9 +126,9 @@ def test_values_made_of_a_latent_that_is_handed_on() -> None:
     assert all(block.operator_error is not None and block.operator_error < 1e-5 for block in report.blocks)
 
 
-def called(given: Tensor, inner: Tensor) -> tuple[Event, Trace]:
+def called(given: Tensor, inner: Tensor, layer: nn.Module | None = None) -> tuple[Event, Trace]:
     """A call of a block that gives what it takes, and a call of a layer inside of it."""
-    block, layer = nn.Identity(), nn.Identity()
+    block, layer = nn.Identity(), layer or nn.Identity()
     event = Event(block, (given,), {}, given)
     return event, Trace([Event(layer, (inner,), {}, inner), event])
 
@@ -163,7 +163,22 @@ def test_tokens_in_front_of_the_batch_are_read_behind_it() -> None:
     assert torch.equal(slot.exchanged((states, None), read, 2 * read)[0], 2 * states)
 
 
-def test_a_map_of_tokens_is_refused() -> None:
-    event, written = called(torch.randn(1, 5, 3, 8), torch.randn(1, 15, 8))
+def test_a_map_of_tokens_is_read_row_by_row_where_a_layer_takes_it() -> None:
+    states = torch.randn(1, 5, 3, 8)
+    event, written = called(states, states, nn.Linear(8, 2))
+    slot = hidden_slot(event, written)
+    assert slot.grid == (5, 3)
+    read = slot.get(event.args, event.kwargs)
+    assert torch.equal(read[0, 4], states[0, 1, 1])
+    [put], _ = slot.put(event.args, event.kwargs, read)
+    assert torch.equal(put, states)
+    assert torch.equal(slot.found((states, None), read), read)
+    assert torch.equal(slot.exchanged((states, None), read, 2 * read)[0], 2 * states)
+
+
+@pytest.mark.parametrize("layer", [nn.Identity(), nn.Conv2d(5, 2, 1)])  # channels may stand in front
+def test_other_maps_are_refused(layer: nn.Module) -> None:
+    states = torch.randn(1, 5, 3, 8)
+    event, written = called(states, states, layer)
     with pytest.raises(UnsupportedModelError, match="four axes, which are no streams of a token but a map"):
         hidden_slot(event, written)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from helpers import double_model, first_two, single_model, sweep, token_ids
 
+from duat_cli.analysis.support import entry_of_type
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.value_path.factors import operator_of
 from duat_cli.models.value_path.operator import whole_rows
@@ -47,6 +48,13 @@ def test_values_and_outputs_that_are_parameters_alone_are_found() -> None:
 
     sweep(model, ids, listen, None)
     assert seen == [0, 1]
+
+
+def test_what_attention_adds_may_be_narrower_than_the_stream() -> None:
+    """The first block of Fun-ASR's encoder takes vectors of 560 channels and gives some of another width."""
+    entry = entry_of_type("fun_asr_nano_encoder")
+    assert entry.status == "partly"
+    assert "values reach the stream beside H" in entry.parts[0]
 
 
 def test_a_gate_of_whole_heads_is_part_of_their_attention() -> None:
