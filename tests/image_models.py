@@ -18,6 +18,10 @@ SMALL: dict[str, Any] = {
 WINDOWS: dict[str, Any] = {  # a map of 8 x 8 is padded to windows of 3 x 3, and so is one of 4 x 4
     "image_size": 16, "patch_size": 2, "embed_dim": 8, "depths": [2, 2], "num_heads": [2, 4], "window_size": 3,
 }  # fmt: skip
+MAP: dict[str, Any] = {  # a map of 4 x 4, padded to windows of 3 x 3 in its first block
+    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "mlp_dim": 48, "image_size": 16,
+    "patch_size": 4, "window_size": 3, "global_attn_indexes": [1], "output_channels": 8, "initializer_range": 0.02,
+}  # fmt: skip
 HEARD: dict[str, Any] = {
     "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48, "conv_dim": (32, 32),
     "conv_stride": (5, 2), "conv_kernel": (10, 3), "num_feat_extract_layers": 2, "num_conv_pos_embeddings": 16,
@@ -80,6 +84,7 @@ CASES: dict[str, tuple[Callable[[], Any], Callable[[], dict[str, Tensor]]]] = {
     "videomae": (lambda: t.VideoMAEModel(t.VideoMAEConfig(**SMALL, num_frames=4)), video),
     "swin": (lambda: t.SwinForImageClassification(t.SwinConfig(**WINDOWS)), picture),
     "swinv2": (lambda: t.Swinv2Model(t.Swinv2Config(**WINDOWS)), picture),
+    "sam": (lambda: t.SamVisionModel(t.SamVisionConfig(**MAP)), picture),
     "whisper": (
         lambda: t.WhisperForConditionalGeneration(t.WhisperConfig(**WHISPER)),
         lambda: {"input_features": torch.randn(1, 8, 32)},

@@ -347,4 +347,6 @@ def _positions_of(output: Any) -> int | None:
     found = (output[0], *(getattr(output, "hidden_states", None) or ())) if encoded is None else (encoded,)
     states = [one for one in found if isinstance(one, Tensor)]
     counts = [int(one.shape[-2]) for one in states if one.ndim == 3] or [len(one) for one in states if one.ndim == 2]
+    # blocks have the channels of a map behind, the convolutions that follow them in front
+    counts += [one[0, ..., 0].numel() if one is not output[0] else one[0, 0].numel() for one in states if one.ndim == 4]
     return max(counts, default=None)

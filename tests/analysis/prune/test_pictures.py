@@ -25,6 +25,7 @@ PARTS = {  # blocks, the projection behind attention, the FFN's last layer
     "vit": ("vit.layers", "attention.o_proj", "mlp.fc2"),
     "dinov2": ("encoder.layer", "attention.o_proj", "mlp.fc2"),
     "clip_vision_model": ("encoder.layers", "self_attn.out_proj", "mlp.fc2"),
+    "sam": ("vision_encoder.layers", "attn.proj", "mlp.lin2"),  # a map of tokens, and behind it another by convolutions
     "whisper": ("model.encoder.layers", "self_attn.out_proj", "fc2"),
     "wav2vec2": ("wav2vec2.encoder.layers", "attention.out_proj", "feed_forward.output_dense"),
 }

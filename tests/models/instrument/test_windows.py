@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 from helpers import as_loaded
-from image_models import WINDOWS, build, picture
+from image_models import MAP, WINDOWS, build, picture
 from torch import Tensor, nn
 
 from duat_cli.analysis.decomposition import Decomposition
@@ -55,7 +55,8 @@ def bias_swinv2(layer: Any, down: Tensor, right: Tensor) -> Tensor:
 
 def dense(layer: Any, x: Tensor, scores: Any, bias: Any, norm: Any) -> Tensor:
     """H over the tokens of a square map, (heads, N, N): a softmax over all places, padding included."""
-    w, s, side = layer.window_size, getattr(layer, "shift_size", 0), int(len(x) ** 0.5)
+    side = int(len(x) ** 0.5)
+    w, s = layer.window_size or side, getattr(layer, "shift_size", 0)
     padded = -(-side // w) * w
     row, column = (t.flatten() for t in torch.meshgrid(torch.arange(padded), torch.arange(padded), indexing="ij"))
     real = (row < side) & (column < side)
@@ -122,10 +123,11 @@ def test_the_operator_is_that_of_all_tokens(name: str, monkeypatch: pytest.Monke
 
 def scores_sam(layer: Any, y: Tensor) -> Tensor:
     """As `scores_swin`, with positions: products of queries and two tables, by how far places of a window are apart."""
-    own, w = layer.attn, layer.window_size
+    own, side = layer.attn, int(len(y) ** 0.5)
+    w = layer.window_size or side
     q, k, _ = own.qkv(y).unflatten(-1, (3, own.num_attention_heads, -1)).permute(1, 2, 0, 3)
-    side = torch.arange(int(len(y) ** 0.5)) % w
-    apart = [t.flatten()[:, None] - t.flatten() + w - 1 for t in torch.meshgrid(side, side, indexing="ij")]
+    places = torch.meshgrid(torch.arange(side) % w, torch.arange(side) % w, indexing="ij")
+    apart = [t.flatten()[:, None] - t.flatten() + w - 1 for t in places]
     down, right = (
         torch.einsum("hic,ijc->hij", q, table[far])
         for table, far in zip((own.rel_pos_h, own.rel_pos_w), apart, strict=True)
@@ -135,13 +137,10 @@ def scores_sam(layer: Any, y: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("kernel", ["eager", "sdpa"])
 def test_the_operator_of_a_map_in_windows_is_that_of_all_tokens(kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """SAM's blocks take a map of tokens, of 4 x 4 here, in windows of 3 x 3; its own code has windows and heads on one
-    axis, torch's kernel on two."""
+    """SAM's blocks take a map of tokens, the first one here in windows; its own code has windows and heads on one axis,
+    torch's kernel on two."""
     monkeypatch.setattr(nn.functional, "softmax", lambda x, dim, **_: x.softmax(dim))  # the model's own is of float32
-    config = transformers.SamVisionConfig(
-        hidden_size=16, num_hidden_layers=2, num_attention_heads=2, output_channels=8, image_size=16, patch_size=4,
-        window_size=3, global_attn_indexes=[], mlp_dim=24, num_pos_feats=8, attn_implementation=kernel,
-    )  # fmt: skip
+    config = transformers.SamVisionConfig(**MAP, attn_implementation=kernel)
     model = transformers.SamVisionModel(config).double().eval()
     randomise(model, 3)
     like, seen = {"pixel_values": picture()["pixel_values"].double()}, []
@@ -152,9 +151,9 @@ def test_the_operator_of_a_map_in_windows_is_that_of_all_tokens(kernel: str, mon
         step = decomposition.advance(run)
         assert step.terms.error < 1e-12
         H = dense(run.parts.module, x, scores_sam, lambda _, down, __: torch.zeros_like(down, dtype=x.dtype), norm)
-        V = own.qkv.weight[-16:].T.unflatten(-1, (2, -1)).transpose(0, 1)
-        out = own.proj.weight.T.unflatten(0, (2, -1))
-        centring = torch.eye(16, dtype=x.dtype) - 1 / 16
+        V = own.qkv.weight[-32:].T.unflatten(-1, (4, -1)).transpose(0, 1)
+        out = own.proj.weight.T.unflatten(0, (4, -1))
+        centring = torch.eye(32, dtype=x.dtype) - 1 / 32
         scale = (x.var(-1, correction=0) + norm.eps).rsqrt()
         expected = torch.einsum("hij,j,hab,hbc->icja", H, scale, centring @ norm.weight.diag() @ V, out)
         found = step.operator(run, structure.block(run.index)).matrix().dense()

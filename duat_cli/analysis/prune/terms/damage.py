@@ -301,6 +301,8 @@ def hidden_states(output: Any) -> Tensor:
     if isinstance(hidden, Tensor) and hidden.ndim == 2:  # from a module that takes patches without a batch axis
         return hidden[None]
     hidden = hidden if isinstance(hidden, Tensor) else output[0]
+    if isinstance(hidden, Tensor) and hidden.ndim == 4:  # a map, behind convolutions: (1, M, height, width)
+        return hidden.flatten(2).mT
     if not isinstance(hidden, Tensor) or hidden.ndim != 3 or hidden is getattr(output, "logits", None):
         raise UnsupportedModelError("its forward pass gives no hidden states of tokens, whose change could be measured")
     return hidden
