@@ -127,6 +127,12 @@ def experts_hold_inputs_first(module: nn.Module | None) -> bool:
     return bool(getattr(module, "is_transposed", False))
 
 
+def is_conv1d(layer: nn.Module | None) -> bool:
+    """Whether a layer is transformers' own linear layer that stores its weight as (in, out). Without it, the config of
+    an adapter says so of square weights."""
+    return type(layer).__name__ == "Conv1D"
+
+
 # -- chat templates ----------------------------------------------------------------------------------------------------
 
 

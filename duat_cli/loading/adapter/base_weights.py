@@ -12,9 +12,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
-from duat_cli.compat.transformers import experts_hold_inputs_first
+from duat_cli.compat.transformers import experts_hold_inputs_first, is_conv1d
+from duat_cli.errors import DuatError
 from duat_cli.grouping import by_key
 from duat_cli.loading.checkpoint.dtypes import most_bytes_in
 from duat_cli.loading.checkpoint.orientation import inputs_first, stack_of
@@ -155,9 +156,27 @@ class BaseWeights:
 
     def holds_inputs_first(self, module: str) -> bool:
         """Whether a module of experts declares that it stores (experts, in, out)."""
-        modules = dict(self._model.named_modules())
-        found = next((modules[n] for n in (module, *_tail(module)) if n in modules), None)
-        return experts_hold_inputs_first(found)
+        return experts_hold_inputs_first(self._module(module))
+
+    def layer_is_transposed(self, module: str) -> bool | None:
+        """Whether the class of a linear layer stores its weight as (in, out). None where no class is known."""
+        layer = self._known_module(module)
+        return is_conv1d(layer) if isinstance(layer, nn.Linear) or is_conv1d(layer) else None
+
+    def _known_module(self, module: str) -> nn.Module | None:
+        """The model's module of that name; None where the model has none, or its classes are not known."""
+        try:
+            return self._module(module)
+        except DuatError:
+            return None
+
+    def _module(self, module: str) -> nn.Module | None:
+        modules = self._modules
+        return next((modules[n] for n in (module, *_tail(module)) if n in modules), None)
+
+    @functools.cached_property
+    def _modules(self) -> dict[str, nn.Module]:
+        return dict(self._model.named_modules())
 
     def parameters(self) -> list[str]:
         """Names of all parameters, in the order in which the model's classes declare them."""

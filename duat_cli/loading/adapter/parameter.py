@@ -134,9 +134,12 @@ class Wrapped:
 
     def square_inputs_first(self, place: Place | None) -> bool:
         """Whether a weight whose shape does not show it is stored as (in, out): as its neighbours are, else as the
-        config says."""
+        config says, unless the class of the layer shows that it is not, as PEFT too goes by the class."""
         known = None if place is None or self.base is None else self.base.is_transposed(place.tensor)
-        return self.adapter.config.get("fan_in_fan_out") is True if known is None else known
+        if known is None and self.adapter.config.get("fan_in_fan_out") is True:
+            known = self.base.layer_is_transposed(self.target.module) if self.base is not None else None
+            return known is not False
+        return bool(known)
 
 
 def stated(adapter: AdapterFiles, pattern: str, field: str, name: str) -> float:
