@@ -26,6 +26,7 @@ from duat_cli.loading.checkpoint.source import Source
 EMBEDDINGS = ("embed_tokens", "wte", "word_embeddings", "tok_embeddings", "embed_in", "shared")
 HEADS = ("lm_head", "embed_out", "output_projection")
 VOCABULARY = (*EMBEDDINGS, *HEADS)
+TABLES = (*EMBEDDINGS, "wpe", "relative_attention_bias")
 
 
 @dataclass(frozen=True)
@@ -158,10 +159,24 @@ class BaseWeights:
         """Whether a module of experts declares that it stores (experts, in, out)."""
         return experts_hold_inputs_first(self._module(module))
 
+    def inputs_first(self, parameter: str) -> bool:
+        """Whether a matrix is stored as (in, out): an embedding's table, or a weight whose neighbours are."""
+        return self._is_table(parameter) or bool(self.is_transposed(parameter))
+
     def layer_is_transposed(self, module: str) -> bool | None:
         """Whether the class of a linear layer stores its weight as (in, out). None where no class is known."""
         layer = self._known_module(module)
         return is_conv1d(layer) if isinstance(layer, nn.Linear) or is_conv1d(layer) else None
+
+    def _is_table(self, parameter: str) -> bool:
+        """Whether a matrix is an embedding's table, with a row for every token, position or bucket. Where its name does
+        not tell, the class of its layer does."""
+        module = parameter.removesuffix(".weight")
+        last = module.rpartition(".")[2]
+        if last in TABLES or last in HEADS or "emb" not in last:
+            return last in TABLES
+        layer = self._known_module(module)
+        return "embed" in last if layer is None else isinstance(layer, nn.Embedding)
 
     def _known_module(self, module: str) -> nn.Module | None:
         """The model's module of that name; None where the model has none, or its classes are not known."""

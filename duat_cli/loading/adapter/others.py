@@ -104,6 +104,7 @@ def saved(adapter: AdapterFiles, parameter: str, key: str, base: BaseWeights | N
         return fault(adapter, "shape-mismatch", f"{shown(parameter)}: shape mismatch, the adapter has {list(shape)}, "
                       f"the base has {list(place.shape)}")  # fmt: skip
     name = place.parameter if place is not None else parameter
+    turned = place is not None and len(place.shape) == 2 and base is not None and base.inputs_first(place.tensor)
     return ParameterPlan(
-        name.rpartition(".")[0] or module, name, kind, {"saved": key}, place=place, inputs_first="embed" in module
+        name.rpartition(".")[0] or module, name, kind, {"saved": key}, place=place, inputs_first=turned
     )

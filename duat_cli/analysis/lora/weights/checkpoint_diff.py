@@ -166,8 +166,6 @@ def _compare(base: BaseWeights, tuned: BaseWeights, name: str, old: Place, new: 
 
 def _plan(base: BaseWeights, name: str, place: Place, before: Tensor) -> ParameterPlan:
     module = name.rpartition(".")[0]
-    turned = bool(base.is_transposed(name)) or "embed" in module or module.endswith("wte")
+    turned = before.ndim == 2 and base.inputs_first(place.tensor)
     stack = before.shape[0] if before.ndim == 3 else 1
-    return ParameterPlan(
-        module or name, name, "full", {}, inputs_first=turned and before.ndim == 2, experts=stack, place=place
-    )
+    return ParameterPlan(module or name, name, "full", {}, inputs_first=turned, experts=stack, place=place)

@@ -212,6 +212,16 @@ def test_a_copy_of_the_embedding_is_no_change(bases: Bases, tmp_path: Path) -> N
     torch.testing.assert_close(found["model.embed_tokens.weight"], low.T.double() * 5 / 3, rtol=0, atol=1e-6)
 
 
+def test_of_a_module_that_is_saved_whole_the_layout_is_the_bases(bases: Bases, tmp_path: Path) -> None:
+    base = bases("gpt2")
+    config = lora(target_modules=["c_fc"], modules_to_save=["wpe", "c_attn", "lm_head"], fan_in_fan_out=True)
+    files = open_adapter(adapters.make(base, tmp_path / "adapter", config), "a")
+    with weights_of(base) as weights:
+        found = [plan for plan in plans(files, read_keys(files), weights) if isinstance(plan, ParameterPlan)]
+    turned = {plan.parameter for plan in found if plan.kind == "saved" and plan.inputs_first}
+    assert turned == {"transformer.wpe.weight", *(f"transformer.h.{k}.attn.c_attn.weight" for k in range(2))}
+
+
 def test_modules_to_save_of_a_resized_table_are_read_once(bases: Bases, tmp_path: Path) -> None:
     """PEFT 0.21 writes them with its infix and without, behind a save that finds the vocabulary resized."""
     base = bases("llama")

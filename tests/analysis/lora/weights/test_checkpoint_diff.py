@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import helpers
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from duat_cli.analysis.lora.report import checkpoint_pair
@@ -27,6 +29,7 @@ from duat_cli.loading.prompts import Prompt
 from duat_cli.models.arrays import random_like
 from duat_cli.results.base import Run
 from duat_cli.results.lora import LoraReport
+from duat_cli.zoo import tiny
 
 RUN = Run(started="now", seconds=0.0, peak_memory_bytes=None)
 BLOCKS, TOKENS = 5, 61
@@ -271,3 +274,33 @@ def test_a_config_that_differs_is_named_where_no_weight_does(tmp_path: Path) -> 
     report = compared(base, tuned)
     assert report.summary.changed == 0
     assert report.warnings == ["config.json differs: rms_norm_eps 1e-06 → 0.01"]
+
+
+SIDES = {
+    "t5": ("shared.weight", True),
+    "gpt2": ("transformer.wpe.weight", True),
+    "gpt_neox": ("embed_out.weight", False),
+    "electra": ("electra.embeddings_project.weight", False),
+    "bert": ("bert.embeddings.position_embeddings.weight", True),
+}
+
+
+@pytest.mark.parametrize("model_type", SIDES)
+def test_a_table_has_its_tokens_on_the_input_side_and_a_layer_beside_it_has_not(
+    model_type: str, tmp_path: Path
+) -> None:
+    """A column of ones is added to the values of one row alone: the side that the row is on aligns as a unit vector."""
+    name, table = SIDES[model_type]
+    base = saved(tiny.tiny_model(model_type), tmp_path / "base")
+    shutil.copytree(base, tmp_path / "tuned")
+    tensors = load_file(base / "model.safetensors")
+    weight = tensors[name].clone()
+    weight[5] += 1.0
+    save_file({**tensors, name: weight}, tmp_path / "tuned" / "model.safetensors", {"format": "pt"})
+    (found,) = compared(base, tmp_path / "tuned").modules
+    assert found.whole_name == name
+    u, _, vh = torch.linalg.svd(tensors[name].double(), full_matrices=False)
+    of_row, of_ones = float(u[5, :10].square().sum()), float(vh[:10].sum(dim=1).square().sum()) / vh.shape[1]
+    assert found.alignment is not None
+    sides = (found.alignment.output, found.alignment.input)
+    assert sides == pytest.approx((of_ones, of_row) if table else (of_row, of_ones), rel=1e-4)
