@@ -255,10 +255,11 @@ def ratio(change: Change, size: float) -> float | None:
 
 
 def _saved_heads(one: Opened, base: BaseWeights) -> Iterator[LintFinding]:
-    """Finding on a head saved whole where the base's head is its embedding; none where both are saved, and equal."""
+    """Finding on a head saved whole where the base's head is its embedding; none where both are saved, and equal, nor
+    where the head is a copy of the base's, as PEFT saves it beside a LoRA of the head."""
     saved = {plan.module.rpartition(".")[2]: plan for plan in one.plans if plan.kind == "saved"}
     head = next((plan for leaf, plan in saved.items() if leaf in HEADS), None)
-    if head is None or not base.ties_head:
+    if head is None or not base.ties_head or change_of(head, one.read, base).is_zero:
         return
     table = next((plan for leaf, plan in saved.items() if leaf in EMBEDDINGS), None)
     if table is not None:

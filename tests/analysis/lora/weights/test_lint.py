@@ -340,6 +340,14 @@ def test_a_saved_head_over_a_tied_base(tmp_path: Path) -> None:
         assert all("lm_head" in f.message and f.level == "warning" for f in found)
 
 
+def test_the_copy_of_a_tied_head_that_peft_saves_is_no_saved_head(tmp_path: Path) -> None:
+    base = adapters.base_of("gemma2", tmp_path / "base")
+    made = adapters.make(base, tmp_path / "made", peft.LoraConfig(r=2, target_modules=["q_proj", "lm_head"]))
+    assert any(key.endswith("lm_head.base_layer.weight") for key in load_file(made / "adapter_model.safetensors"))
+    (found,) = [f for f in findings(base, made) if f.rule == "tied-weights"]
+    assert "unmerged it does not" in found.message
+
+
 def test_lora_on_a_resized_table_is_said_to_be_that(good: tuple[Path, Path], tmp_path: Path) -> None:
     model = adapters.load_base(good[0])
     rows = model.get_input_embeddings().weight.shape[0]
