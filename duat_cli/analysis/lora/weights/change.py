@@ -23,7 +23,7 @@ from duat_cli.loading.adapter.parameter import AdapterFault, ParameterPlan
 from duat_cli.loading.adapter.plan import plans
 from duat_cli.loading.checkpoint.reader import Reader
 from duat_cli.operators.lowrank import LowRank, Piece, is_zero, nonfinite, singular, written_out
-from duat_cli.text import natural
+from duat_cli.text import natural, plural
 
 Read = Callable[[str], Tensor]
 _AS_SAVED = 1e-6  # relative error of a value that float32 computes from the base
@@ -131,7 +131,11 @@ def change_of(plan: ParameterPlan, read: Read, base: BaseWeights | None) -> Chan
     if plan.kind == "trainable tokens":
         return _rows(plan, parts["trainable_tokens_delta"], needed(stored))
     wide = {name: tensor.double() for name, tensor in parts.items()}
-    return Change(plan, _FORMULAS[plan.kind](plan, wide, None if stored is None else stored.double()))
+    pieces = _FORMULAS[plan.kind](plan, wide, None if stored is None else stored.double())
+    bad = sum(nonfinite(piece) for piece in pieces) if "dora" in plan.kind else 0
+    if bad:
+        return Change(plan, (), fault=f"DoRA divides by a norm of zero: {plural(bad, 'value')} NaN", nonfinite=bad)
+    return Change(plan, pieces)
 
 
 # --- low rank -----------------------------------------------------------------------------------------------

@@ -330,6 +330,29 @@ def test_an_untouched_dora_is_no_change(bases: Bases, tmp_path: Path) -> None:
     assert adapters.ours(base, adapter) == {}
 
 
+def test_dora_on_an_output_of_zeros_is_said_to_be_undefined(bases: Bases, tmp_path: Path) -> None:
+    """PEFT divides the magnitude by the norm of its weights, and so does its forward pass."""
+    base = tmp_path / "base"
+    shutil.copytree(bases("llama"), base)
+    tensors, name = load_file(base / "model.safetensors"), "model.layers.1.self_attn.o_proj.weight"
+    tensors[name][3] = 0.0
+    save_file(tensors, base / "model.safetensors", {"format": "pt"})
+    adapter = tmp_path / "adapter"
+    peft.get_peft_model(adapters.load_base(base), lora(target_modules=["o_proj"], use_dora=True)).save_pretrained(
+        adapter
+    )
+    assert bool(adapters.merged(base, adapter)[name].isnan().any())
+    files = open_adapter(adapter, "a")
+    with weights_of(base) as weights:
+        found = [
+            change_of(plan, adapter_tensors(files), weights)
+            for plan in plans(files, read_keys(files), weights)
+            if isinstance(plan, ParameterPlan)
+        ]
+    faults = {change.plan.parameter: change.fault for change in found if change.fault}
+    assert faults == {name: f"DoRA divides by a norm of zero: {tensors[name].shape[1]} values NaN"}
+
+
 @pytest.mark.parametrize("model_type", ["gpt_oss", "qwen3_moe"])
 def test_a_square_expert_parameter(model_type: str, tmp_path: Path) -> None:
     """Shapes do not tell its layout: a module that says it stores inputs first settles it, otherwise it is refused."""
