@@ -10,6 +10,8 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import TypeAlias
 
+from torch import Tensor
+
 from duat_cli.analysis.lora.weights.change import Change, Opened, Read, change_of, opened
 from duat_cli.checks.rules.adapter import LEVELS
 from duat_cli.compat.peft import MEGATRON, MODULE_FIELDS, OWN_LIBRARIES
@@ -38,7 +40,7 @@ def lint_adapter(adapter: AdapterFiles, base: BaseWeights | None = None) -> list
 def findings(one: Opened, base: BaseWeights | None, norms: Iterable[RelativeNorm] | None) -> list[LintFinding]:
     """Findings on an opened adapter: errors first, then by rule and place. norms: those of its changes; None where no
     tensor of the base may be read."""
-    found = [*_of_plans(one, base), *_of_values(one)]
+    found = [*_of_plans(one, base), *_of_values(one, None if norms is None else base)]
     if norms is not None:
         found += _magnitude(norms)
         found += [] if base is None else _saved_heads(one, base)
@@ -271,8 +273,9 @@ def _saved_heads(one: Opened, base: BaseWeights) -> Iterator[LintFinding]:
                   "embedding as well")  # fmt: skip
 
 
-def _of_values(one: Opened) -> Iterator[LintFinding]:
-    """Findings from the values: NaN, and modules that training never changed."""
+def _of_values(one: Opened, base: BaseWeights | None) -> Iterator[LintFinding]:
+    """Findings from the values: NaN, and modules that training never changed. base: None where its tensors must not be
+    read."""
     adapter, keys, read = one.adapter, one.keys, one.read
     bad: dict[str, int] = {}
     untouched = []
@@ -281,7 +284,7 @@ def _of_values(one: Opened) -> Iterator[LintFinding]:
         count = sum(nonfinite(tensor) for tensor in tensors.values())
         if count:
             bad[target.module] = count
-        elif any(is_zero(tensors[part]) for part in ("lora_B", "lora_embedding_A") if part in tensors):
+        elif _is_untouched(tensors, [plan for plan in one.plans if plan.parts is target.parts], read, base):
             untouched.append(target.module)
     for parameter, key in keys.saved.items():
         if count := nonfinite(read(key)):
@@ -292,3 +295,14 @@ def _of_values(one: Opened) -> Iterator[LintFinding]:
     if untouched:
         yield finding("untouched", adapter.name, f"{len(untouched)} of {plural(len(keys.targets), 'module')} with an "
                       f"all-zero B, so no change: {listed(untouched)}")  # fmt: skip
+
+
+def _is_untouched(tensors: dict[str, Tensor], plans: list[ParameterPlan], read: Read, base: BaseWeights | None) -> bool:
+    """Whether a module's B is zero, and nothing else changes it: neither the bias of B nor DoRA's magnitudes, which are
+    the base's own norms only as the base's values show."""
+    if not any(is_zero(tensors[part]) for part in ("lora_B", "lora_embedding_A") if part in tensors):
+        return False
+    if "lora_B.bias" in tensors and not is_zero(tensors["lora_B.bias"]):
+        return False
+    dora = "lora_magnitude_vector" in tensors
+    return not dora or (base is not None and all(change_of(plan, read, base).is_zero for plan in plans))

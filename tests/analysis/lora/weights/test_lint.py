@@ -348,6 +348,25 @@ def test_the_copy_of_a_tied_head_that_peft_saves_is_no_saved_head(tmp_path: Path
     assert "unmerged it does not" in found.message
 
 
+@pytest.mark.parametrize("part", ["lora_magnitude_vector", "lora_B.default.bias"])
+def test_a_zero_b_beside_what_was_trained_is_not_untouched(part: str, tmp_path: Path) -> None:
+    base = adapters.base_of("opt", tmp_path / "base")
+    dora = part == "lora_magnitude_vector"
+    config = peft.LoraConfig(r=2, target_modules=["q_proj"], use_dora=dora, lora_bias=not dora)
+
+    def without_b(tuned: Any) -> None:
+        for name, parameter in tuned.named_parameters():
+            if "lora_B.default.weight" in name:
+                parameter.zero_()
+
+    trained = adapters.make(base, tmp_path / "trained", config, edit=without_b)
+    assert "untouched" not in {f.rule for f in findings(base, trained)}
+    assert "untouched" not in {f.rule for f in lint_adapter(open_adapter(trained, "a"))}
+    untrained = tmp_path / "untrained"
+    peft.get_peft_model(adapters.load_base(base), config).save_pretrained(untrained)
+    assert "untouched" in {f.rule for f in findings(base, untrained)}
+
+
 def test_lora_on_a_resized_table_is_said_to_be_that(good: tuple[Path, Path], tmp_path: Path) -> None:
     model = adapters.load_base(good[0])
     rows = model.get_input_embeddings().weight.shape[0]
