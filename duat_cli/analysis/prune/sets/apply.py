@@ -120,10 +120,8 @@ def apply_terms(
         many = plural(len(unused), "tensor")
         notes.append(f"{many} not carried over, unused by {type(model).__name__}: {listed(list(unused))}")
     left = sum(files.tensors[name].bytes for name in unused if name in files.tensors)
-    plans, why = cuts_of(structure, parameters, terms)
-    notes += why
     failed: list[tuple[Cut, DuatError]] = []
-    for plan in plans:
+    for plan in cuts_of(structure, parameters, terms):
         part = _part_folder(directory)
         try:
             dtype = _written(model, structure, sites, plan, part, files)
@@ -148,7 +146,7 @@ def apply_terms(
             removed_neurons=plan.width,
             removed_groups=plan.groups,
             zeroed=len(plan.zeroed),
-            notes=(*notes, *_reasons(failed, plan)),
+            notes=(*notes, *plan.notes, *_reasons(failed, plan)),
             error=error,
             dtype=str(dtype).removeprefix("torch."),
             bytes_before=files.total_bytes - left,

@@ -27,6 +27,8 @@ class Cut:
     heads: Cuts = ()
     """Key and value heads that leave every attention that stays, with the heads that use them."""
     zeroed: tuple[TermId, ...] = ()
+    notes: tuple[str, ...] = ()
+    """Why heads or neurons are zeroed instead of removed."""
 
     @property
     def width(self) -> int:
@@ -41,29 +43,30 @@ class Cut:
 
 def cuts_of(
     structure: ModelStructure, parameters: Mapping[nn.Module, BlockParameters], terms: Sequence[TermId]
-) -> tuple[list[Cut], list[str]]:
-    """Ways to write the set, from most removed to everything zeroed; and notes on why heads or neurons are zeroed
-    instead of removed. parameters: of every block."""
+) -> list[Cut]:
+    """Ways to write the set, from most removed to everything zeroed. parameters: of every block."""
     everything = tuple(dict.fromkeys(terms))
     blocks = tuple(sorted(t.block for t in everything if t.kind == "block"))
     rest = tuple(t for t in everything if t.block not in blocks)
     writing = _Writing(structure, parameters, blocks)
-    heads, others, notes = writing.without("head", rest)
-    neurons, zeroed, more = writing.without("neuron", others)
-    tried = [Cut(blocks, neurons, heads, zeroed)]
+    heads, others, of_heads = writing.without("head", rest)
+    neurons, zeroed, of_neurons = writing.without("neuron", others)
+    # A reason why nothing of a kind is removed holds in every way; what is said of a removal, where it is made.
+    reasons = (*(() if heads else of_heads), *(() if neurons else of_neurons))
+    tried = [Cut(blocks, neurons, heads, zeroed, (*of_heads, *of_neurons))]
     if heads:
         alone, left, _ = writing.without("neuron", rest)
-        tried.append(Cut(blocks, alone, (), left))
+        tried.append(Cut(blocks, alone, (), left, of_neurons))
     if neurons:
-        tried.append(Cut(blocks, (), heads, others))
+        tried.append(Cut(blocks, (), heads, others, of_heads))
     if heads and neurons:
         tried.append(Cut(blocks, (), (), rest))
     last = tried[-1]
-    zeroing = [Cut(zeroed=everything)] if last.blocks or last.neurons or last.heads else []
-    return [*tried, *zeroing], [*notes, *more]
+    zeroing = [Cut(zeroed=everything, notes=reasons)] if last.blocks or last.neurons or last.heads else []
+    return [*tried, *zeroing]
 
 
-_Found = tuple[Cuts, tuple[TermId, ...], list[str]]
+_Found = tuple[Cuts, tuple[TermId, ...], tuple[str, ...]]
 """The parts that leave; the terms left to be zeroed; notes with the reasons."""
 
 
@@ -79,23 +82,23 @@ class _Writing:
         """The parts that can leave every FFN, or every attention, that stays."""
         lost = by_key((term.block, term.index) for term in terms if term.kind == kind)
         if not lost:
-            return (), terms, []
+            return (), terms, ()
         try:
             layers = self._layers(kind, lost)
             cut, left = _cut(kind, layers, terms)
             if not cut and kind == "head" and any(_cut(kind, {k: one}, terms)[0] for k, one in layers.items()):
                 raise UnsupportedModelError("not every attention loses a key and value head with all heads that use it")
         except UnsupportedModelError as fault:
-            return (), terms, [f"{kind}s are zeroed: {one_line(str(fault), 300)}"]
+            return (), terms, (f"{kind}s are zeroed: {one_line(str(fault), 300)}",)
         if not any(term.kind == kind for term in left) or not cut:
-            return cut, left, []
+            return cut, left, ()
         common = len(cut[0][1])
         if kind == "head":
             note = f"{common} key and value heads a block are removed with their heads; other heads are zeroed"
         else:
             beyond = max(map(len, lost.values())) - common
             note = f"{plural(common, 'neuron')} a block removed; those beyond, up to {beyond} a block, are zeroed"
-        return cut, left, [note]
+        return cut, left, (note,)
 
     def _layers(self, kind: Kind, lost: Collection[int]) -> dict[int, Layers]:
         """The layers that hold the terms of a kind, by block. Raises UnsupportedModelError where terms cannot leave.

@@ -34,7 +34,7 @@ def set_size(
     """
     for block in structure.blocks:
         require_plain(block.parts.module)
-    cuts, _ = cuts_of(structure, parameters, terms)
+    cuts = cuts_of(structure, parameters, terms)
     known = ((one, _left_with_blocks(loaded.headed, structure, one)) for one in cuts)
     cut, removed = next((one, left) for one, left in known if left is not None)
     parts, kinds = [*cut.heads, *cut.neurons], sorted({term.kind for term in terms}, key=KINDS.index)
@@ -60,7 +60,7 @@ def _uniform_leaves(
         layers = held.heads if kind == "head" else held.neurons
         if kind in ("head", "neuron") and not isinstance(layers, str):
             first += [TermId(kind, k, i) for i in range(layers.size)]
-    cuts, _ = cuts_of(structure, parameters, first)
+    cuts = cuts_of(structure, parameters, first)
     return any((one.heads or one.neurons) and _left_with_blocks(model, structure, one) is not None for one in cuts)
 
 

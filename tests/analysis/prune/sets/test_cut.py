@@ -32,6 +32,28 @@ def test_heads_leave_where_neurons_cannot(tmp_path: Path, monkeypatch: pytest.Mo
     assert done.notes == ("1 neuron a block not removed but zeroed: no width",)
 
 
+def test_of_heads_that_cannot_leave_nothing_is_said_to_be_removed(tmp_path: Path) -> None:
+    """With one head more in a block, which is zeroed in any case."""
+    case = Case(tmp_path, "phi")
+    lost = [TermId("head", block, n) for block in range(3) for n in (2, 3)]
+    done = case.apply(*lost, TermId("head", 0, 1))
+    assert (done.removed_groups, done.zeroed) == (0, 7)
+    [note] = done.notes
+    assert "not removed but zeroed: no numbers of heads" in note
+
+
+def test_of_neurons_that_cannot_leave_nothing_is_said_to_be_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object) -> None:
+        raise UnsupportedModelError("no width")
+
+    case = Case(tmp_path, "llama")
+    monkeypatch.setattr(NeuronLayers, "config", refused)
+    done = case.apply(*neurons(3, 4), TermId("neuron", 0, 9))
+    assert done.notes == ("1 neuron a block not removed but zeroed: no width",)
+
+
 def test_one_neuron_stays_where_all_are_to_go(tmp_path: Path) -> None:
     case = Case(tmp_path, "llama")
     width = case.model.config.intermediate_size
