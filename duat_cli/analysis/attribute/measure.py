@@ -23,10 +23,11 @@ from duat_cli.analysis.attribute.targets import Target, has_odds
 from duat_cli.analysis.attribute.work import Found, Prediction, Work
 from duat_cli.analysis.session import Session
 from duat_cli.errors import needed
+from duat_cli.models.arrays import relative_error, tolerance_for
 from duat_cli.models.block.slots import joined, parted
 from duat_cli.models.instrument.hooks import After, hooked
 from duat_cli.models.sweep.lockstep import Call
-from duat_cli.models.sweep.passes import BlockCall, RecordingPass, Removal, Removals, removals
+from duat_cli.models.sweep.passes import Behind, BlockCall, RecordingPass, Removal, Removals, removals
 from duat_cli.models.sweep.rows import without_each
 from duat_cli.models.terms.sites import TermId
 from duat_cli.results.attribute import Agreement, MeasuredParts, RemovedPart, RemovedToken
@@ -41,6 +42,10 @@ EMPTY = f"{UNSOUND}: its own place may have nothing left to attend to"
 LONELY = "it is all that its place attends to, and attention to nothing is no attention"
 UNMASKED = "the model's output does not depend on attention_mask, so that attention to a token cannot be cut"
 MIXED = "tokens are mixed without attention in {}, where a mask silences the token's own place too, or nothing"
+POOLED = (
+    "what stands behind the last block reads attention_mask as well, such as a mean over the tokens that it leaves, so "
+    "that a mask takes the token's own stream out, too"
+)
 UNEMBEDDED = "the model does not say which module embeds its tokens (get_input_embeddings)"
 FEWEST = 4  # fewest pairs for which a rank correlation is given
 
@@ -73,14 +78,15 @@ class Measurer:
         parts, leading = found.parts, found.leading[0]
         record = RecordingPass(self._session.structure, Prediction(self._model, self._ids))
         plain, calls = _Seen(record, self._layer), record.calls
-        alone = self._masked(range(max(1, self._ids.shape[1] - 1)))
+        masked = range(max(1, self._ids.shape[1] - 1))
+        alone = self._masked(masked)
         self._session.together([plain, alone])
         other = parts.tokens.shape[1] != self._ids.shape[1]
         size, end = parts.tokens[0].abs(), self._target.position
         # Tokens behind the target's position have no part in it in a causal model: their zeros would agree trivially.
         reached = [] if other else [k for k, part in enumerate(size.tolist()) if part or end is None or k <= end]
         no_cut = UNMASKED if torch.equal(alone.output, plain.output) else ""
-        no_cut = no_cut or self._mixed
+        no_cut = no_cut or self._mixed or self._pooled(record, masked)
         no_cut = LONELY if reached == [end] else no_cut
         no_embedding = "" if self._embedding is not None else UNEMBEDDED
         heads = sorted(
@@ -144,6 +150,18 @@ class Measurer:
         found = [n for n, parts in every if parts.mixer is not None or parts.mixing - set(parts.attention)]
         return MIXED.format(indices("block", found)) if found else ""
 
+    def _pooled(self, record: RecordingPass, masked: Sequence[int]) -> str:
+        """Why a mask takes more than attention to a token out of the output of a whole text; empty where it does not.
+
+        The code behind the last block is given the hidden states of `record`, and a mask without the tokens `masked`.
+        """
+        if self._target.position is not None:
+            return ""
+        behind = Behind(self._session.structure, self._under(masked), record.recorded, self._session.weights)
+        same = behind.on(behind.hidden, gradient=False)
+        self._session.together([same])
+        return "" if relative_error(same.output, record.output) <= tolerance_for(record.output.dtype) else POOLED
+
     def _why_no_heads(self, block: BlockParts) -> str | None:
         """Why the heads of a block are not removed; None where they are, or where there are none."""
         sites, heads = self._sites[self._session.structure.calls[block.number]], block.heads.shape[1]
@@ -177,9 +195,13 @@ class Measurer:
         return _Seen(without_each(structure, forward, calls, [gone], self._session.weights), self._layer)
 
     def _masked(self, places: Sequence[int]) -> _Seen:
+        return _Seen(Call(self._under(places)), self._layer)
+
+    def _under(self, places: Sequence[int]) -> Prediction:
+        """The pass under a mask without these tokens."""
         mask = torch.ones_like(self._ids)
         mask[0, list(places)] = 0
-        return _Seen(Call(Prediction(self._model, self._ids, mask)), self._layer)
+        return Prediction(self._model, self._ids, mask)
 
     def _replaced(self, place: int) -> _Seen:
         def put(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:

@@ -17,9 +17,10 @@ from own_code import PROMPTS, OwnStack, own
 from paging import in_parts, two_saved, whole
 from removal import OWN, weights_zeroed
 from torch import Tensor, nn
+from transformers import ModernBertForSequenceClassification
 
 import duat_cli
-from duat_cli.analysis.attribute.measure import MIXED, UNEMBEDDED, UNMASKED
+from duat_cli.analysis.attribute.measure import MIXED, POOLED, UNEMBEDDED, UNMASKED
 from duat_cli.analysis.attribute.run import AttributeOptions, attribute
 from duat_cli.analysis.attribute.targets import Asked
 from duat_cli.errors import InputError
@@ -27,6 +28,7 @@ from duat_cli.loading.checkpoint.source import demo_path
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.models.terms.sites import TermId
 from duat_cli.results.attribute import MeasuredParts
+from duat_cli.zoo import tiny
 
 TOKEN, PLACE = 77, 5
 
@@ -209,6 +211,28 @@ def test_a_mask_cuts_no_attention_where_tokens_are_mixed_without(model_type: str
         assert token.reasons["cut"] == MIXED.format(blocks)
         assert token.replaced
     assert ("attention to a token", MIXED.format(blocks)) in [(one.what, one.why) for one in found.skipped]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+def test_a_mask_that_the_pooling_reads_cuts_more_than_attention(pooling: str) -> None:
+    """ModernBERT's mean is over the tokens of the mask, which a masked token would leave."""
+    config = tiny.tiny_config("modernbert")
+    config.classifier_pooling, config.num_labels = pooling, 3
+    model = ModernBertForSequenceClassification._from_config(config, attn_implementation="eager").eval()
+    tiny.randomise(model, 1)
+    ids = token_ids(model, tokens=6)
+    found = measured(helpers.as_loaded(model), ids, 4, target="LABEL_1", position=None)
+    assert len(found.tokens) == 4
+    for token in found.tokens:
+        assert token.replaced
+        if pooling == "mean":
+            assert (token.cut, token.reasons["cut"]) == (None, POOLED)
+            continue
+        mask = torch.ones_like(ids)
+        mask[0, token.position] = 0
+        rows = [model(ids, attention_mask=one).logits[0, 1] for one in (torch.ones_like(ids), mask)]
+        assert token.cut == pytest.approx(float(rows[0] - rows[1]), rel=1e-3, abs=1e-5)
 
 
 @pytest.mark.parametrize("fields", [{"num_labels": 1}, {"problem_type": "multi_label_classification"}])
