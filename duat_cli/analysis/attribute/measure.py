@@ -24,12 +24,25 @@ from duat_cli.analysis.attribute.work import Found, Prediction, Work
 from duat_cli.analysis.session import Session
 from duat_cli.errors import needed
 from duat_cli.models.arrays import relative_error, tolerance_for
-from duat_cli.models.block.slots import joined, parted
+from duat_cli.models.block.parts import BlockParts as BlockModules
+from duat_cli.models.block.slots import Arguments, joined, parted
+from duat_cli.models.instrument.calls import without_cache
 from duat_cli.models.instrument.hooks import After, hooked
+from duat_cli.models.instrument.rig import BlockRun, Rig
 from duat_cli.models.sweep.lockstep import Call
-from duat_cli.models.sweep.passes import Behind, BlockCall, RecordingPass, Removal, Removals, removals
+from duat_cli.models.sweep.passes import (
+    Behind,
+    BlockCall,
+    BlockPass,
+    Original,
+    RecordingPass,
+    Removal,
+    Removals,
+    removals,
+)
 from duat_cli.models.sweep.rows import without_each
 from duat_cli.models.terms.sites import TermId
+from duat_cli.models.value_path.operator import whole_rows
 from duat_cli.results.attribute import Agreement, MeasuredParts, RemovedPart, RemovedToken
 from duat_cli.results.base import Skipped, finite
 from duat_cli.statistics.divergence import kl
@@ -46,6 +59,7 @@ POOLED = (
     "what stands behind the last block reads attention_mask as well, such as a mean over the tokens that it leaves, so "
     "that a mask takes the token's own stream out, too"
 )
+OWN_PLACE = "a mask also changes what its own place reads of other tokens, and the output is made of that place"
 UNEMBEDDED = "the model does not say which module embeds its tokens (get_input_embeddings)"
 FEWEST = 4  # fewest pairs for which a rank correlation is given
 
@@ -103,7 +117,8 @@ class Measurer:
         _ = no_embedding or self._mean  # computed now, outside of any pass
         passes = [self._without(TermId("head", block, head), calls) for block, head in heads]
         passes += [self._without_neuron(parts.blocks[one.block].units[one.unit], one, calls) for one in neurons]
-        passes += [] if no_cut else [self._masked([place]) for place in places]
+        cutting = [] if no_cut else [self._cut(place, calls) for place in places]
+        passes += [_Seen(one, self._layer) for one, _ in cutting]
         passes += [] if no_embedding else [self._replaced(place) for place in places]
         self._session.together([*passes])
         changes = iter([self._change(plain, one) for one in passes])
@@ -117,6 +132,13 @@ class Measurer:
         cuts, replaced = (
             [Change(None, None, why) if why else next(changes) for _ in places] for why in (no_cut, no_embedding)
         )
+        if not no_cut:
+            cuts = [
+                Change(None, None, OWN_PLACE)
+                if known.logit is not None and self._moves_own(place, inside, record)
+                else known
+                for place, (_, inside), known in zip(places, cutting, cuts, strict=True)
+            ]
         no_token = [("attention to a token", no_cut), ("the embedding of a token", no_embedding)]
         if other:
             no_token = [("tokens", _others(parts.tokens.shape[1], self._ids.shape[1]))]
@@ -193,6 +215,65 @@ class Measurer:
     def _running(self, gone: Removals, calls: Sequence[BlockCall]) -> _Seen:
         structure, forward = self._session.structure, Prediction(self._model, self._ids)
         return _Seen(without_each(structure, forward, calls, [gone], self._session.weights), self._layer)
+
+    def _cut(self, place: int, calls: Sequence[BlockCall]) -> tuple[BlockPass, list[Arguments]]:
+        """The pass in which no token attends to this one, and a list for the arguments of its first block with
+        attention.
+
+        The first block reads what it reads without a mask, by which some models also set a token's vector to zero.
+        """
+        inside: list[Arguments] = []
+
+        def block(number: int, parts: BlockModules, original: Original, args: Any, kwargs: Any) -> Any:
+            if number == 0:
+                args, kwargs = parts.hidden.put(args, kwargs, calls[0].before.clone())
+            if number == self._attending:
+                inside.append(parts.hidden.put(*without_cache(args, kwargs), parts.hidden.get(args, kwargs).clone()))
+            return original(*args, **kwargs)
+
+        structure, forward = self._session.structure, self._under([place])
+        return BlockPass(structure, forward, block, weights=self._session.weights), inside
+
+    @functools.cached_property
+    def _attending(self) -> int | None:
+        """The first block with attention."""
+        structure = self._session.structure
+        return next((n for n in range(len(structure.calls)) if structure.block(n).parts.attention), None)
+
+    def _moves_own(self, place: int, inside: Sequence[Arguments], record: RecordingPass) -> bool:
+        """Whether a mask without a token changes more at its own place than what that reads of the token, and the
+        output is made of that place: some models mask the token's row as well, and softmax makes a uniform one of it.
+
+        inside: the arguments of the first block with attention, under that mask.
+        """
+        structure, weights = self._session.structure, self._session.weights
+        if self._attending is None or not self._reads(place, record):
+            return False
+        if weights is not None:
+            weights.bring(structure.calls[self._attending])
+        parts, found = structure.block(self._attending).parts, list[bool]()
+
+        def listen(run: BlockRun) -> None:
+            for call in run.attention:
+                row = whole_rows(call.rows)[:, place]  # (heads, N)
+                found.append(row.shape[-1] == len(self._ids[0]) and bool(row[:, place].any() or not row.any()))
+
+        rig, [(args, kwargs)] = Rig(structure.part, [parts], interface=structure.interface), inside
+        with rig.active():
+            rig.run(lambda: parts.module(*args, **kwargs), listen)
+        return any(found)
+
+    def _reads(self, place: int, record: RecordingPass) -> bool:
+        """Whether the target is made of the last hidden state at this place."""
+        if self._target.position is not None:
+            return place == self._target.position
+        forward = Prediction(self._model, self._ids)
+        behind = Behind(self._session.structure, forward, record.recorded, self._session.weights)
+        without = behind.hidden.clone()
+        without[:, place] = 0
+        one = behind.on(without, gradient=False)
+        self._session.together([one])
+        return not torch.equal(one.output, record.output)
 
     def _masked(self, places: Sequence[int]) -> _Seen:
         return _Seen(Call(self._under(places)), self._layer)

@@ -12,15 +12,17 @@ import pytest
 import torch
 from attributing import WORDS, double
 from classifiers import classifier
+from function_modes import SOFTMAX
 from helpers import token_ids, two_single
 from own_code import PROMPTS, OwnStack, own
 from paging import in_parts, two_saved, whole
 from removal import OWN, weights_zeroed
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from transformers import ModernBertForSequenceClassification
 
 import duat_cli
-from duat_cli.analysis.attribute.measure import MIXED, POOLED, UNEMBEDDED, UNMASKED
+from duat_cli.analysis.attribute.measure import MIXED, OWN_PLACE, POOLED, UNEMBEDDED, UNMASKED
 from duat_cli.analysis.attribute.run import AttributeOptions, attribute
 from duat_cli.analysis.attribute.targets import Asked
 from duat_cli.errors import InputError
@@ -233,6 +235,46 @@ def test_a_mask_that_the_pooling_reads_cuts_more_than_attention(pooling: str) ->
         mask[0, token.position] = 0
         rows = [model(ids, attention_mask=one).logits[0, 1] for one in (torch.ones_like(ids), mask)]
         assert token.cut == pytest.approx(float(rows[0] - rows[1]), rel=1e-3, abs=1e-5)
+
+
+class ColumnGone(TorchFunctionMode):
+    """While active, no softmax over the tokens gives weight to one of them, and a row that reads no other stays."""
+
+    def __init__(self, place: int, tokens: int) -> None:
+        super().__init__()
+        self._place, self._tokens = place, tokens
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in SOFTMAX and args[0].shape[-2:] == (self._tokens, self._tokens):
+            scores = args[0].clone()
+            scores[..., self._place] = -torch.inf
+            args = (scores, *args[1:])
+        return func(*args, **(kwargs or {}))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("model_type", "own"),
+    [
+        pytest.param("esm", True, id="the mask sets the token's vector to zero"),
+        pytest.param("opt", True, id="the mask makes positions"),
+        pytest.param("deberta-v2", False, id="the mask takes the token's row as well"),
+    ],
+)
+def test_a_cut_leaves_the_stream_of_the_token(model_type: str, own: bool) -> None:
+    """Of a masked LM it is the place of the target that leads."""
+    model = two_single(model_type)
+    ids = token_ids(model, tokens=PLACE + 1)
+    before = model(ids, attention_mask=torch.ones_like(ids)).logits[0, PLACE]
+    found = {one.position: one for one in measured(helpers.as_loaded(model), ids, PLACE + 1).tokens}
+    for place in (2, PLACE):
+        token = found[place]
+        if place == PLACE and not own:
+            assert (token.cut, token.reasons["cut"]) == (None, OWN_PLACE)
+            continue
+        with ColumnGone(place, PLACE + 1):
+            after = model(ids, attention_mask=torch.ones_like(ids)).logits[0, PLACE]
+        assert [token.cut, token.cut_kl] == pytest.approx(expected(before, after), rel=1e-3, abs=1e-5)
 
 
 @pytest.mark.parametrize("fields", [{"num_labels": 1}, {"problem_type": "multi_label_classification"}])
