@@ -234,7 +234,7 @@ def _measured(one: Attribution, page: Page) -> list[RenderableType]:
     order = f" Rank correlation with the parts: {'; '.join(agreement)}." if agreement else ""
     skipped = [note(f"Not taken out: {one.what}: {one.why}.") for one in found.skipped]
     through = [note(words.THROUGH_SCORES)] if found.heads else []
-    return [*tables, note(said + order), *through, *skipped]
+    return [*tables, note(said + order), *through, *map(note, words.without_number(found)), *skipped]
 
 
 def _continuation(found: Continuation, page: Page) -> list[RenderableType]:

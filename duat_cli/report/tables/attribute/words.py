@@ -8,7 +8,14 @@ from rich.text import Text
 
 from duat_cli.report.tables import numbers
 from duat_cli.report.tables.page import TARGET, cut, line
-from duat_cli.results.attribute import Attribution, AttributionCertificate, InnerPart, RemovedPart, Spread
+from duat_cli.results.attribute import (
+    Attribution,
+    AttributionCertificate,
+    InnerPart,
+    MeasuredParts,
+    RemovedPart,
+    Spread,
+)
 
 NOT_CAUSAL = (
     "Parts are exact shares of this output with attention, norms and gates held as they are. They do not say what "
@@ -94,6 +101,22 @@ def lost(one: Attribution) -> str:
     if one.target.kind == "norm":
         return "of the length itself, without it (parts are along the direction that the vector had)"
     return f"of the {called(one)}, without it"
+
+
+def without_number(found: MeasuredParts) -> list[str]:
+    """Why some removals have no number, where the reason is none of those for which parts are left out."""
+    known = {one.why for one in found.skipped}
+    removals = [
+        *(("loss", f"head {place_of(one)}", one.change, one.reasons.get("change")) for one in found.heads),
+        *(("loss", f"neuron {place_of(one)}", one.change, one.reasons.get("change")) for one in found.neurons),
+        *(("cut", f"token {one.position}", one.cut, one.reasons.get("cut")) for one in found.tokens),
+        *(("replacement", f"token {one.position}", one.replaced, one.reasons.get("replaced")) for one in found.tokens),
+    ]
+    places: dict[tuple[str, str], list[str]] = {}
+    for name, place, value, why in removals:
+        if value is None and why is not None and why not in known:
+            places.setdefault((name, why), []).append(place)
+    return [f"No {name} of {', '.join(of)}: {why}." for (name, why), of in places.items()]
 
 
 def computed(one: Attribution) -> list[float]:
