@@ -274,12 +274,22 @@ class Prediction:
         for name in ("logits", "prediction_logits"):  # the latter: classes for pretraining, which have several heads
             found = getattr(output, name, None)
             if isinstance(found, Tensor):
+                self._require_choice(found)
                 return found
         hidden = getattr(output, "last_hidden_state", None)
         if not isinstance(hidden, Tensor):
             raise UnsupportedModelError(f"{type(self._model).__name__} puts out neither `logits` nor hidden states")
         self.headless = True
         return hidden.mean(dim=1)
+
+    def _require_choice(self, logits: Tensor) -> None:
+        """Raises UnsupportedModelError for one number a token (ELECTRA's discriminator), which is no row of classes."""
+        ids = self._given if isinstance(self._given, Tensor) else self._given.get("input_ids")
+        labels = getattr(self._model.config, "num_labels", 0)
+        if ids is not None and logits.shape == ids.shape and logits.shape[-1] != labels:
+            raise UnsupportedModelError(
+                f"{type(self._model).__name__} gives one number for each token: no choice among tokens or classes"
+            )
 
 
 def _at_last(values: list[Tensor], hidden: Tensor, targets: Sequence[Target]) -> Tensor:

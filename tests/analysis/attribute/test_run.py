@@ -17,7 +17,7 @@ from classifiers import LABELS, classifier
 from helpers import far, minilm, single_model, token_ids, two_deep, two_single
 from paging import in_parts, two_saved, whole
 from torch import Tensor, nn
-from transformers import AutoModel
+from transformers import AutoModel, AutoModelForPreTraining
 
 from duat_cli.analysis.attribute.run import AttributeOptions, attribute
 from duat_cli.analysis.attribute.targets import Asked
@@ -255,6 +255,14 @@ def test_a_classifier() -> None:
         report_of(model, ids, target="fine")
     with pytest.raises(InputError, match="--position"):
         report_of(model, ids, target="good", position=1)
+
+
+def test_one_number_for_each_token_is_no_class_of_the_prompt() -> None:
+    model = AutoModelForPreTraining.from_config(tiny.tiny_config("electra"), attn_implementation="eager").eval()
+    ids = token_ids(model, tokens=7)
+    assert model(ids).logits.shape == ids.shape
+    with pytest.raises(UnsupportedModelError, match="ElectraForPreTraining gives one number for each token"):
+        report_of(model, ids)
 
 
 def test_a_classifier_of_tokens() -> None:
