@@ -148,7 +148,7 @@ class Asking:
         if not head.exists:
             if head.classes is not None:
                 return "class" if head.classes == "text" else "token class"
-            self._why_none = _NO_DECODER if model.config.is_encoder_decoder else why_no_classes(model) or _NO_HEAD
+            self._why_none = _NO_DECODER if model.config.is_encoder_decoder else _why_unasked(model)
             return "embedding"
         if head.causal:
             return "next token"
@@ -250,6 +250,12 @@ def _kind_given(loaded: LoadedModel, prompt: Prompt, logits: Tensor | None) -> P
     if loaded.pair is not None:
         return "next token"
     return "token class" if type(loaded.model).__name__.endswith("ForTokenClassification") else "class"
+
+
+def _why_unasked(model: Any) -> str:
+    """Why a model gives no distribution that can be asked for; some have a head for answers, choices or pretraining."""
+    other = None if model.base_model is model else f"what the head of {type(model).__name__} gives is not read"
+    return why_no_classes(model) or other or _NO_HEAD
 
 
 def _short(row: Sequence[float]) -> list[float]:

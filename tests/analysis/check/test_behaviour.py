@@ -220,6 +220,16 @@ def test_a_classifier_read_block_by_block_gives_the_same_numbers(kind: str, tmp_
         assert asked(loaded, texts, None) == asked(resident, texts, None)
 
 
+@pytest.mark.parametrize("name", ["BertForPreTraining", "BertForQuestionAnswering", "BertForNextSentencePrediction"])
+def test_a_head_that_is_not_read_is_named_and_not_denied(name: str, tmp_path: Path) -> None:
+    config = two_single("bert").config
+    getattr(transformers, name)._from_config(config).save_pretrained(tmp_path / "m")
+    loaded = whole(tmp_path / "m")
+    behaviour, answers = asked(loaded, prompts(config.vocab_size))
+    assert (behaviour.predicts, len(answers.embeddings)) == ("embedding", 3)
+    assert behaviour.reasons["loss_per_token"] == f"what the head of {name} gives is not read"
+
+
 @pytest.mark.parametrize(
     ("fields", "why"),
     [
