@@ -30,6 +30,13 @@ def test_every_rule_says_what_to_do() -> None:
         assert "." in rule.id or rule.id == "bounds"
 
 
+def test_advice_to_renew_the_baseline_says_what_to_do_with_base() -> None:
+    """With --base there is no baseline to write, and --update-baseline is refused."""
+    renewing = [rule for rule in all_rules().values() if "--update-baseline" in rule.advice]
+    assert {"drift.config", "drift.new", "drift.vanished", "behaviour.agreement"} <= {rule.id for rule in renewing}
+    assert [rule.id for rule in renewing if "with --base" not in rule.advice] == []
+
+
 LIGHT = ("--weights-only", "-q")
 
 

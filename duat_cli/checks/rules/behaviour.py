@@ -14,6 +14,10 @@ FEW = 32
 """Number of tokens below which a loss is too uncertain to fail a check."""
 MUCH = 1.0
 """Nats per token that an adapter may add to the loss: tokens become less likely by a factor of e."""
+_ANSWERS_SO = (
+    "Another checkpoint, or a damaged one, answers so; if the change is meant, run again with --update-baseline; with "
+    "--base, let a policy allow it."
+)
 
 
 def _loss(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
@@ -125,7 +129,7 @@ RULES = [
     Rule(
         "behaviour.agreement",
         "predictions unlike the baseline's: share of tokens or classes that changed, or of embeddings 1 - cosine",
-        "Another checkpoint, or a damaged one, answers so; if the change is meant, run again with --update-baseline.",
+        _ANSWERS_SO,
         _agreement,
         ("behaviour", "baseline", "answers"),
         max=None,
@@ -134,7 +138,7 @@ RULES = [
     Rule(
         "behaviour.kl",
         "a classifier's distributions over its classes unlike the baseline's: mean KL",
-        "Another checkpoint, or a damaged one, answers so; if the change is meant, run again with --update-baseline.",
+        _ANSWERS_SO,
         _divergence,
         ("behaviour", "baseline", "answers"),
         max=None,

@@ -222,7 +222,7 @@ RULES = [
         "differ from the baseline's; fields that cannot change a result, such as transformers_version or dtype, are "
         "left out",
         "Restore the field; what follows in weights and forward pass may be its effect. If it is meant, run again with "
-        "--update-baseline.",
+        "--update-baseline; with --base, let a policy allow it.",
         _config,
         ("baseline", "declared"),
         unit="fields",

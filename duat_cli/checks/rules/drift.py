@@ -117,7 +117,8 @@ RULES = [
     Rule(
         "drift.vanished",
         "metrics of the baseline that this run lacks",
-        "Find out why the metric has no value any more; only then run with --update-baseline.",
+        "Find out why the metric has no value any more; only then run with --update-baseline, or, with --base, let a "
+        "policy allow it.",
         _vanished,
         ("baseline",),
         unit="metrics",
@@ -125,7 +126,8 @@ RULES = [
     Rule(
         "drift.new",
         "metrics that the baseline lacks; a tensor that is no copy of another is an error",
-        "Find out where a tensor comes from; once it is meant, --update-baseline has it watched.",
+        "Find out where a tensor comes from; once it is meant, --update-baseline has it watched; with --base, let a "
+        "policy allow it.",
         _new,
         ("baseline",),
         level="warn",
@@ -134,7 +136,7 @@ RULES = [
     Rule(
         "drift.stale",
         "metrics that improved against the baseline's by more than their tolerance",
-        "Run with --update-baseline, so that the improvement is kept.",
+        "Run with --update-baseline, so that the improvement is kept; with --base there is nothing to keep.",
         _stale,
         ("baseline",),
         level="warn",
