@@ -39,6 +39,17 @@ def _bytes_of(piece: str) -> str:
     return bytes(known).decode("utf-8", "backslashreplace") if len(known) == len(found) else piece
 
 
+def byte_count(tokenizer: Any, token: int) -> int | None:
+    """How many bytes a token of byte-level BPE, or a byte token of sentencepiece, stands for; None for any other."""
+    named = getattr(tokenizer, "convert_ids_to_tokens", None)
+    piece = None if named is None else named(token)
+    if not isinstance(piece, str):
+        return None
+    if _BYTE.fullmatch(piece) is not None:
+        return 1
+    return len(piece) if all(character in _BYTES for character in piece) else None
+
+
 def pieces_that_say(tokenizer: Any, vocabulary: Mapping[str, int], text: str) -> list[int]:
     """Tokens whose text is this one: written in the vocabulary as it is, with sentencepiece's space, as one of its byte
     tokens, or in the characters of byte-level BPE. If the text has one of the vocabulary's marks, also tokens that are

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tokenizing import byte_level, sentencepiece, word_pieces
 
-from duat_cli.loading.pieces import piece_text, pieces_that_say
+from duat_cli.loading.pieces import byte_count, piece_text, pieces_that_say
 
 
 def saying(tokenizer: Any, text: str) -> list[int]:
@@ -60,3 +60,11 @@ def test_what_writes_a_byte_does_not_say_it() -> None:
     assert saying(tokenizer, "é") == []
     assert tokenizer.convert_ids_to_tokens(saying(tokenizer, "Ġthe")) == ["Ġthe"]
     assert saying(tokenizer, "Ġthe") == saying(tokenizer, " the")
+
+
+def test_how_many_bytes_a_token_stands_for() -> None:
+    bytes_alone, words = byte_level(), sentencepiece()
+    ids = bytes_alone("漢é x", add_special_tokens=False)["input_ids"]
+    assert sum(byte_count(bytes_alone, token) or 0 for token in ids) == len("漢é x".encode())
+    assert [byte_count(words, token) for token in words.convert_tokens_to_ids(["<0xC3>", "▁"])] == [1, None]
+    assert byte_count(SimpleNamespace(), 0) is None

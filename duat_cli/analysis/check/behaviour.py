@@ -26,7 +26,8 @@ from duat_cli.errors import UnsupportedModelError
 from duat_cli.loading.adapter.base_weights import BaseWeights
 from duat_cli.loading.adapter.folder import AdapterFiles
 from duat_cli.loading.model.load import LoadedModel
-from duat_cli.loading.prompts import Prompt
+from duat_cli.loading.pieces import byte_count
+from duat_cli.loading.prompts import Prompt, Spans
 from duat_cli.models.discovery.causality import (
     HeadTest,
     head_logits,
@@ -163,14 +164,16 @@ class Asking:
         ids = prompt.input_ids
         row: list[int] = ids[0].tolist()
         if self.predicts == "next token":
-            return Question(ids, range(len(row)), row[1:], _bytes(prompt, range(1, len(row)), together=True))
+            return Question(
+                ids, range(len(row)), row[1:], _bytes(prompt, range(1, len(row)), self._tokenizer, together=True)
+            )
         if self.predicts == "embedding" or self.predicts in CLASSES:
             return Question(ids, (), (), None)
         special = set(self._tokenizer.all_special_ids)
         at = [place for place in range(1, len(row), EVERY) if row[place] not in special]
         hidden = ids.clone()
         hidden[0, at] = int(self._tokenizer.mask_token_id)
-        return Question(hidden, at, [row[place] for place in at], _bytes(prompt, at, together=False))
+        return Question(hidden, at, [row[place] for place in at], _bytes(prompt, at, self._tokenizer, together=False))
 
     # -- what was found ----------------------------------------------------------------------------------------
 
@@ -283,15 +286,35 @@ def _sketched(embedding: Tensor, number: int) -> list[float]:
     return [round(float(value), 6) + 0.0 for value in sketch.sums]
 
 
-def _bytes(prompt: Prompt, at: Sequence[int], *, together: bool) -> int | None:
+def _bytes(prompt: Prompt, at: Sequence[int], tokenizer: Any, *, together: bool) -> int | None:
     """UTF-8 bytes of the text of these tokens; None where their spans are not known. together: count from the first to
-    the last as one piece, so that no byte counts twice."""
+    the last as one piece, so that no byte counts twice. A token of some bytes of a character counts as these bytes."""
     if prompt.spans is None:
         return None
-    spans = [span for span in (prompt.spans[place] for place in at) if span[1] > span[0]]
-    if together and spans:
-        spans = [(min(first for first, _ in spans), max(last for _, last in spans))]
-    return sum(len(prompt.text[first:last].encode()) for first, last in spans)
+    places = [place for place in at if prompt.spans[place][1] > prompt.spans[place][0]]
+    if not together:
+        return sum(_token_bytes(prompt, prompt.spans, place, tokenizer) for place in places)
+    if not places:
+        return 0
+    spans = [prompt.spans[place] for place in places]
+    first, last = min(first for first, _ in spans), max(last for _, last in spans)
+    begin, end = prompt.spans[at[0] - 1]  # the token in front, which is not predicted
+    own = byte_count(tokenizer, int(prompt.input_ids[0, at[0] - 1])) if begin <= first < end else None
+    shared = 0 if own is None else max(0, own - _text_bytes(prompt, begin, first))
+    return _text_bytes(prompt, first, last) - shared
+
+
+def _token_bytes(prompt: Prompt, spans: Spans, place: int, tokenizer: Any) -> int:
+    """Bytes of one token: its own where it shares a character with a neighbour, else those of its text."""
+    first, last = spans[place]
+    beside = (*spans[max(0, place - 1) : place], *spans[place + 1 : place + 2])
+    shares = any(start < last and first < stop for start, stop in beside)
+    own = byte_count(tokenizer, int(prompt.input_ids[0, place])) if shares else None
+    return _text_bytes(prompt, first, last) if own is None else own
+
+
+def _text_bytes(prompt: Prompt, first: int, last: int) -> int:
+    return len(prompt.text[first:last].encode())
 
 
 # -- the same questions to the model with an adapter ------------------------------------------------------------

@@ -92,6 +92,27 @@ def test_a_masked_model_is_asked_at_every_seventh_token_all_of_them_masked(tmp_p
     assert len(answers.tokens) == len(answers.margins) == 5
 
 
+class Bytes:
+    """A tokenizer whose tokens are single bytes, of which the first two are special."""
+
+    mask_token_id, all_special_ids = MASK, SPECIAL
+
+    @staticmethod
+    def convert_ids_to_tokens(_token: int) -> str:
+        return "Ġ"
+
+
+@pytest.mark.parametrize("model_type", ["llama", "bert"])
+def test_a_token_of_one_byte_of_a_character_counts_as_one_byte(model_type: str, tmp_path: Path) -> None:
+    loaded = whole(two_saved(model_type, tmp_path / "m"))
+    texts = [
+        replace(p, spans=tuple((k // 2, k // 2 + 1) for k in range(p.input_ids.shape[1])))
+        for p in prompts(40, (10, 2, 24))
+    ]
+    behaviour, _ = asked(loaded, texts, Bytes)
+    assert behaviour.scored_bytes == behaviour.scored > 0
+
+
 def test_a_model_without_a_head_is_asked_for_its_embeddings(tmp_path: Path) -> None:
     two_single("bert").base_model.save_pretrained(tmp_path / "m")
     loaded = whole(tmp_path / "m")
