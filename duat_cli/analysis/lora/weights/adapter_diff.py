@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -184,7 +185,9 @@ def _collect(one: Opened, base: BaseWeights | None, into: Collected, progress: P
         why = NOT_READ if base is None else "the base has no such parameter"
         size = None if stored is None or change.fault else energy(stored)
         into.add(change, stored, why, size)
-        if size is not None and plan.place is not None and len(plan.place.shape) > 1:
+        if change.undefined:
+            norms.append((plan, math.nan))
+        elif size is not None and plan.place is not None and len(plan.place.shape) > 1:
             norms.append((plan, ratio(change, size)))
         progress(number, len(one.plans), f"weights of {one.adapter.name}")
     return None if base is None else norms

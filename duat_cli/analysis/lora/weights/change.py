@@ -42,6 +42,8 @@ class Change:
     fault: str | None = None
     nonfinite: int = 0
     """How many values are NaN or infinite."""
+    undefined: bool = False
+    """Whether these are so only because DoRA divides by a norm of zero."""
     rounded: str = ""
     """The dtype that the base's values were rounded to, where that alters some of them; it counts as no change."""
 
@@ -134,7 +136,8 @@ def change_of(plan: ParameterPlan, read: Read, base: BaseWeights | None) -> Chan
     pieces = _FORMULAS[plan.kind](plan, wide, None if stored is None else stored.double())
     bad = sum(nonfinite(piece) for piece in pieces) if "dora" in plan.kind else 0
     if bad:
-        return Change(plan, (), fault=f"DoRA divides by a norm of zero: {plural(bad, 'value')} NaN", nonfinite=bad)
+        fault = f"DoRA divides by a norm of zero: {plural(bad, 'value')} NaN"
+        return Change(plan, (), fault=fault, nonfinite=bad, undefined=True)
     return Change(plan, pieces)
 
 

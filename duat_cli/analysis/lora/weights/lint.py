@@ -28,7 +28,7 @@ from duat_cli.text import listed, plural, shown
 LARGE, TOO_LARGE = 1.0, 10.0
 """Limits of ‖ΔW‖_F / ‖W‖_F for a warning and for an error; training rarely moves a matrix by a tenth of its norm."""
 RelativeNorm: TypeAlias = "tuple[ParameterPlan, float | None]"
-"""A plan, and its `relative_norm`."""
+"""A plan, and its `relative_norm`; NaN where the change is undefined."""
 
 
 def lint_adapter(adapter: AdapterFiles, base: BaseWeights | None = None) -> list[LintFinding]:
@@ -221,11 +221,18 @@ def _tied(known: list[ParameterPlan], base: BaseWeights | None) -> Iterator[Lint
 
 
 def _magnitude(norms: Iterable[RelativeNorm]) -> Iterator[LintFinding]:
-    """Findings on matrices whose change is larger than they are: one for those above 10 times, one for the others."""
+    """Findings on matrices whose change is undefined, and on those whose change is larger than they are: one for those
+    above 10 times, one for the others."""
     found: dict[str, float] = {}
+    undefined: list[str] = []
     for plan, norm in norms:
-        if norm is not None and norm > LARGE:
+        if norm is not None and math.isnan(norm):
+            undefined.append(plan.parameter)
+        elif norm is not None and norm > LARGE:
             found[plan.parameter] = max(norm, found.get(plan.parameter, 0.0))
+    if undefined:
+        text = f"DoRA divides by a norm of zero, so that the merged weight holds NaN: {listed(undefined)}"
+        yield finding("non-finite", undefined[0], text)
     extreme = {name: norm for name, norm in found.items() if norm > TOO_LARGE}
     others = {name: norm for name, norm in found.items() if name not in extreme}
     for group, limit in ((extreme, TOO_LARGE), (others, LARGE)):
@@ -242,10 +249,12 @@ def relative_norms(one: Opened, base: BaseWeights) -> Iterator[RelativeNorm]:
 
 
 def relative_norm(plan: ParameterPlan, read: Read, base: BaseWeights) -> float | None:
-    """‖ΔW‖_F / ‖W‖_F for a matrix or a stack of matrices; None where there is no such number."""
+    """‖ΔW‖_F / ‖W‖_F for a matrix or a stack of matrices; NaN where ΔW is undefined, None where there is no number."""
     if plan.place is None or len(plan.place.shape) < 2:
         return None
     change = change_of(plan, read, base)
+    if change.undefined:
+        return math.nan
     return None if change.fault or change.is_zero else ratio(change, energy(base.read(plan.place)))
 
 

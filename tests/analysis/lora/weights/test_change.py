@@ -18,6 +18,7 @@ from adapters import weights_of
 from safetensors.torch import load_file, save_file
 
 from duat_cli.analysis.lora.weights.change import adapter_tensors, change_of
+from duat_cli.analysis.lora.weights.lint import lint_adapter
 from duat_cli.errors import CheckpointError, DuatError
 from duat_cli.loading.adapter.base_weights import BaseWeights
 from duat_cli.loading.adapter.folder import open_adapter
@@ -349,8 +350,12 @@ def test_dora_on_an_output_of_zeros_is_said_to_be_undefined(bases: Bases, tmp_pa
             for plan in plans(files, read_keys(files), weights)
             if isinstance(plan, ParameterPlan)
         ]
+        linted = lint_adapter(files, weights)
     faults = {change.plan.parameter: change.fault for change in found if change.fault}
     assert faults == {name: f"DoRA divides by a norm of zero: {tensors[name].shape[1]} values NaN"}
+    assert [(one.rule, one.level, one.where) for one in linted if one.rule != "untouched"] == [
+        ("non-finite", "error", name)
+    ]
 
 
 @pytest.mark.parametrize("model_type", ["gpt_oss", "qwen3_moe"])
