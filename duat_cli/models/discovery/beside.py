@@ -10,7 +10,7 @@ from torch import Tensor
 
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.arrays import equal, random_like
-from duat_cli.models.block.slots import HiddenSlot
+from duat_cli.models.block.slots import HiddenSlot, taken
 from duat_cli.models.holding import holding
 from duat_cli.models.instrument.calls import handed, with_handed
 from duat_cli.models.instrument.records import handed_values
@@ -96,10 +96,9 @@ def hidden_slot(event: Event, written: Trace) -> HiddenSlot:
 def beside(event: Event, hidden: HiddenSlot, *, any_length: bool = False) -> tuple[HiddenSlot, ...]:
     """The arguments that are other tensors of the stream's shape, such as embeddings or positions. any_length: also
     those of its width but another number of tokens."""
-    own = hidden.get(event.args, event.kwargs)
-    shape = own.shape[1:] if hidden.flat else own.shape
+    shape = taken(event.args, event.kwargs, hidden.key).shape  # in the block's own layout
     return tuple(
-        HiddenSlot(key)
+        HiddenSlot(key, turned=hidden.turned, grid=None if hidden.grid is None else (value.shape[1], value.shape[2]))
         for key, value in event.slots
         if key not in (hidden.key, *hidden.again)
         if value.shape == shape or (any_length and value.ndim == len(shape) and value.shape[-1] == shape[-1])

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import duat_cli as duat
 from duat_cli.analysis.decomposition import Decomposition
 from duat_cli.errors import UnsupportedModelError
-from duat_cli.models.discovery.beside import hidden_slot
+from duat_cli.models.discovery.beside import beside, hidden_slot
 from duat_cli.models.discovery.structure import ModelStructure, discover, run_stack
 from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.instrument.tracing import Event, Trace
@@ -182,3 +182,17 @@ def test_other_maps_are_refused(layer: nn.Module) -> None:
     event, written = called(states, states, layer)
     with pytest.raises(UnsupportedModelError, match="four axes, which are no streams of a token but a map"):
         hidden_slot(event, written)
+
+
+@pytest.mark.parametrize("states", [torch.randn(5, 1, 8), torch.randn(1, 5, 3, 8)])  # turned; a map
+def test_a_second_stream_is_found_in_any_layout(states: Tensor) -> None:
+    """In a block's own layout: one that is read in place of its own stream is refused."""
+    block, layer, second = nn.Identity(), nn.Linear(8, 2), torch.randn_like(states)
+    event = Event(block, (states, second), {"mask": torch.randn(2, 8)}, states)
+    hidden = hidden_slot(event, Trace([Event(layer, (states,), {}, states), event]))
+    assert hidden.key == 0
+    [slot] = beside(event, hidden)
+    read = slot.get(event.args, event.kwargs)
+    assert slot.key == 1
+    assert read.shape == hidden.get(event.args, event.kwargs).shape
+    assert torch.equal(slot.put(event.args, event.kwargs, read)[0][1], second)
