@@ -10,6 +10,7 @@ from torch import Tensor
 
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.arrays import equal, random_like
+from duat_cli.models.block.norms import recognise
 from duat_cli.models.block.slots import HiddenSlot, taken
 from duat_cli.models.holding import holding
 from duat_cli.models.instrument.calls import handed, with_handed
@@ -108,7 +109,7 @@ def beside(event: Event, hidden: HiddenSlot, *, any_length: bool = False) -> tup
 def _of_four_axes(event: Event, states: Tensor, written: Trace) -> HiddenSlot | None:
     """The slot of states of rank four: of several streams a token, (1, N, streams, width) or (streams, 1, N, width),
     where the modules inside the block take one stream, (1, N, width); of a map of tokens, (1, height, width, M), where
-    a layer or norm takes it as it is, its weight over the last axis. None for others."""
+    a linear layer or norm of vectors on the last axis takes it as it is. None for others."""
     inner = {t.shape for one in written.events for t in one.tensors if one.module is not event.module and t.ndim == 3}
     key = next(key for key, value in event.slots if value is states)
     front, middle, behind, width = states.shape
@@ -116,10 +117,18 @@ def _of_four_axes(event: Event, states: Tensor, written: Trace) -> HiddenSlot | 
         return HiddenSlot(key, streams=behind)
     if middle == 1 and (1, behind, width) in inner:
         return HiddenSlot(key, streams=front, first=True)
-    whole = (e.module for e in written.events if e.tensors and e.tensors[0].shape == states.shape)
-    weights = (getattr(module, "weight", None) for module in whole)
-    mapped = any(isinstance(w, Tensor) and w.ndim <= 2 and w.shape[-1] == width for w in weights)
+    whole = [e for e in written.events if e.tensors and e.tensors[0].shape == states.shape]
+    mapped = any(_takes_last_axis(e) for e in whole)
     return HiddenSlot(key, grid=(middle, behind)) if front == 1 and mapped else None
+
+
+def _takes_last_axis(event: Event) -> bool:
+    """Whether the called module is a linear layer of vectors on the last axis, or their norm: one of channels in front
+    may have a weight as long where the map is as wide."""
+    x, weight = event.tensors[0], getattr(event.module, "weight", None)
+    if not isinstance(weight, Tensor) or weight.shape[-1] != x.shape[-1] or event.result is None:
+        return False
+    return weight.ndim == 2 or (weight.ndim == 1 and recognise(event.module, x, event.result) is not None)
 
 
 def _gives_alike(output: Any, like: Tensor) -> bool:

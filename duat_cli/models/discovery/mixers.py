@@ -23,7 +23,6 @@ from duat_cli.models.arrays import equal, gaussian, relative_error, rounding, sa
 from duat_cli.models.block.linears import has_matrix
 from duat_cli.models.block.mixer import Behind, Layout, MixerForm, Place
 from duat_cli.models.block.parts import BlockParts, Projection, SecondMixer
-from duat_cli.models.discovery.beside import hidden_slot
 from duat_cli.models.discovery.in_front import attention_in_front, is_one_product, without_attention
 from duat_cli.models.discovery.kernels import alike, behind_of, is_whole, kernel_source, trials
 from duat_cli.models.discovery.parts import in_order, mixes_tokens, nonlinear_units, with_linears
@@ -54,7 +53,7 @@ def with_mixer(parts: BlockParts, event: Event, written: Trace, known: list[Mixe
 
 
 def _proved_of(parts: BlockParts, unit: nn.Module, written: Trace, known: list[MixerForm]) -> MixerForm | None:
-    tried = (_form_of(module, written, known, ends) for module, ends in _candidates(parts.module, unit, written))
+    tried = (_form_of(module, written, known, ends) for module, ends in _candidates(parts, unit, written))
     return next((form for form in tried if form is not None), None)
 
 
@@ -76,23 +75,24 @@ def _with_second(parts: BlockParts, event: Event, written: Trace, known: list[Mi
     return replace(parts, second=SecondMixer(form, output), first_linears=firsts)
 
 
-def _candidates(block: nn.Module, unit: nn.Module, written: Trace) -> Iterator[tuple[nn.Module, bool]]:
+def _candidates(parts: BlockParts, unit: nn.Module, written: Trace) -> Iterator[tuple[nn.Module, bool]]:
     """Modules that may be the mixer, and whether the mixer is to end in its output layer: first those around the unit
     inside the block, from the innermost, then those inside the unit. All come with True, then again with False.
 
     unit: the block itself where none of its units is known to mix tokens (a unit may read a mask beside the stream).
     """
+    block = parts.module
     around = [m for m in block.modules() if m is not block and any(inner is unit for inner in m.modules())]
     found = [*reversed(around), *(m for m in unit.modules() if m not in (unit, block) and any(m.children()))]
     if unit is block:
-        found = [m for m in found if written.calls(m) and _mixes(written.calls(m)[0], written)]
+        found = [m for m in found if written.calls(m) and _mixes(written.calls(m)[0], parts, written)]
     yield from ((module, True) for module in found)  # `modules` goes from the outside
     yield from ((module, False) for module in found)
 
 
-def _mixes(event: Event, written: Trace) -> bool:
+def _mixes(event: Event, parts: BlockParts, written: Trace) -> bool:
     block = written.events[-1]
-    tokens = hidden_slot(block, written).get(block.args, block.kwargs).shape[1]
+    tokens = parts.hidden.get(block.args, block.kwargs).shape[1]
     return bool(event.tensors) and mixes_tokens(event, tokens)
 
 

@@ -176,10 +176,12 @@ def test_a_map_of_tokens_is_read_row_by_row_where_a_layer_takes_it() -> None:
     assert torch.equal(slot.exchanged((states, None), read, 2 * read)[0], 2 * states)
 
 
-@pytest.mark.parametrize("layer", [nn.Identity(), nn.Conv2d(5, 2, 1)])  # channels may stand in front
-def test_other_maps_are_refused(layer: nn.Module) -> None:
-    states = torch.randn(1, 5, 3, 8)
+@pytest.mark.parametrize(("layer", "channels"), [(nn.Identity(), 5), (nn.Conv2d(5, 2, 1), 5), (nn.GroupNorm(1, 8), 8)])
+def test_other_maps_are_refused(layer: nn.Module, channels: int) -> None:
+    """Channels may stand in front, as many as the map is wide."""
+    states = torch.randn(1, channels, 3, 8)
     event, written = called(states, states, layer)
+    written.events[0] = Event(layer, (states,), {}, layer(states))
     with pytest.raises(UnsupportedModelError, match="four axes, which are no streams of a token but a map"):
         hidden_slot(event, written)
 
