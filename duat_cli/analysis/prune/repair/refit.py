@@ -60,7 +60,7 @@ class Calls:
     @classmethod
     def of(cls, structure: ModelStructure, calls: Sequence[BlockCall], own: Own | None = None) -> Calls:
         """The calls of a recorded pass. own: outputs of the layers of `outputs`; None: `after` is not kept."""
-        empty = [call.before.new_empty(1, 0, call.before.shape[2]) for call in calls]
+        empty = [call.before.new_zeros(()).expand_as(call.before) for call in calls]  # one number in memory
         kept = [structure.block(k).parts.hidden.put(c.args, c.kwargs, empty[k]) for k, c in enumerate(calls)]
         added = {
             number: call.before - front.after

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import single_model, token_ids
+from image_models import build, picture
 from torch import Tensor, nn
 
 from duat_cli.analysis.prune.repair import refit as module
@@ -272,3 +273,14 @@ def test_a_token_with_massive_activations_is_not_all_that_is_fitted(monkeypatch:
     assert with_it < without
     monkeypatch.setattr(module, "_typical", lambda targets: 1e30)  # no token is larger: all count alike
     assert left()[1] > without
+
+
+def test_the_arguments_that_are_kept_hold_no_states_of_a_map() -> None:
+    """SAM's blocks take (1, height, width, M): what stands in place of the hidden states has their shape."""
+    model, given = build("sam"), picture()
+    structure = discover(model, given)
+    calls = record(structure, lambda: run_stack(structure.stack, given)[0]).calls
+    for (args, kwargs), call in zip(Calls.of(structure, calls).arguments, calls, strict=True):
+        held = structure.block(0).parts.hidden.get(args, kwargs)
+        assert held.shape == call.before.shape
+        assert held.untyped_storage().nbytes() == held.element_size()
