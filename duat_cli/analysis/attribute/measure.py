@@ -60,6 +60,7 @@ POOLED = (
     "that a mask takes the token's own stream out, too"
 )
 OWN_PLACE = "a mask also changes what its own place reads of other tokens, and the output is made of that place"
+ITSELF = "a mask leaves that a token attends to itself, and the output is made of its own place"
 UNEMBEDDED = "the model does not say which module embeds its tokens (get_input_embeddings)"
 FEWEST = 4  # fewest pairs for which a rank correlation is given
 
@@ -134,8 +135,8 @@ class Measurer:
         )
         if not no_cut:
             cuts = [
-                Change(None, None, OWN_PLACE)
-                if known.logit is not None and self._moves_own(place, inside, record)
+                Change(None, None, why)
+                if known.logit is not None and (why := self._why_not_own(place, inside, record))
                 else known
                 for place, (_, inside), known in zip(places, cutting, cuts, strict=True)
             ]
@@ -240,28 +241,29 @@ class Measurer:
         structure = self._session.structure
         return next((n for n in range(len(structure.calls)) if structure.block(n).parts.attention), None)
 
-    def _moves_own(self, place: int, inside: Sequence[Arguments], record: RecordingPass) -> bool:
-        """Whether a mask without a token changes more at its own place than what that reads of the token, and the
-        output is made of that place: some models mask the token's row as well, and softmax makes a uniform one of it.
+    def _why_not_own(self, place: int, inside: Sequence[Arguments], record: RecordingPass) -> str:
+        """Why a mask without a token is no cut at its own place, where the output is made of that place; empty where it
+        is: some models mask the token's row as well, and softmax makes a uniform one of it; XLNet's leave it as it is.
 
         inside: the arguments of the first block with attention, under that mask.
         """
         structure, weights = self._session.structure, self._session.weights
         if self._attending is None or not self._reads(place, record):
-            return False
+            return ""
         if weights is not None:
             weights.bring(structure.calls[self._attending])
-        parts, found = structure.block(self._attending).parts, list[bool]()
+        parts, found = structure.block(self._attending).parts, list[str]()
 
         def listen(run: BlockRun) -> None:
             for call in run.attention:
                 row = whole_rows(call.rows)[:, place]  # (heads, N)
-                found.append(row.shape[-1] == len(self._ids[0]) and bool(row[:, place].any() or not row.any()))
+                if row.shape[-1] == len(self._ids[0]) and bool(row[:, place].any() or not row.any()):
+                    found.append(OWN_PLACE if torch.equal(row, row[:, :1].expand_as(row)) else ITSELF)
 
         rig, [(args, kwargs)] = Rig(structure.part, [parts], interface=structure.interface), inside
         with rig.active():
             rig.run(lambda: parts.module(*args, **kwargs), listen)
-        return any(found)
+        return next(iter(found), "")
 
     def _reads(self, place: int, record: RecordingPass) -> bool:
         """Whether the target is made of the last hidden state at this place."""
