@@ -84,7 +84,7 @@ CASES: dict[str, tuple[Callable[[], Any], Callable[[], dict[str, Tensor]]]] = {
     "videomae": (lambda: t.VideoMAEModel(t.VideoMAEConfig(**SMALL, num_frames=4)), video),
     "swin": (lambda: t.SwinForImageClassification(t.SwinConfig(**WINDOWS)), picture),
     "swinv2": (lambda: t.Swinv2Model(t.Swinv2Config(**WINDOWS)), picture),
-    "sam": (lambda: t.SamVisionModel(t.SamVisionConfig(**MAP)), picture),
+    "sam": (lambda: t.SamVisionModel(t.SamVisionConfig(**MAP, attn_implementation="eager")), picture),
     "whisper": (
         lambda: t.WhisperForConditionalGeneration(t.WhisperConfig(**WHISPER)),
         lambda: {"input_features": torch.randn(1, 8, 32)},

@@ -22,6 +22,7 @@ from duat_cli.loading.texts import PromptText
 from duat_cli.models.discovery.modality import (
     GRID,
     KINDS,
+    by_place,
     class_reads_ids,
     input_name,
     kind_read,
@@ -310,7 +311,7 @@ def expected_positions(shell: Any, tensors: Mapping[str, Tensor]) -> int | None:
     for asked in ({"output_hidden_states": True}, {}):
         try:
             with torch.no_grad():
-                return _positions_of(stack(**placed_tensors(tensors, str(stack.device), stack.dtype), **asked))
+                return _positions_of(stack(**placed_tensors(tensors, str(stack.device), stack.dtype), **asked), stack)
         except Exception:  # a real pass will show whether the input is at fault
             continue
     return None
@@ -328,7 +329,7 @@ def require_readable(loaded: LoadedModel, one: Prepared) -> Any:
 
 
 def _real_positions(loaded: LoadedModel, one: Prepared) -> int:
-    positions = _positions_of(require_readable(loaded, one))
+    positions = _positions_of(require_readable(loaded, one), stack_of(loaded.model))
     if positions is None:
         kind, others = type(loaded.model).__name__, _other_parts(loaded)
         raise InputError(f"{one.where}: {kind} gives no hidden states of shape (1, N, M) for it{others}")
@@ -341,12 +342,11 @@ def _other_parts(loaded: LoadedModel) -> str:
     return f" ({type(loaded.whole).__name__} is read by --stack {' or '.join(parts)} as well)" if parts else ""
 
 
-def _positions_of(output: Any) -> int | None:
+def _positions_of(output: Any, stack: Any) -> int | None:
     """Most positions of any of its hidden states, as a model that merges tokens gives fewer than it takes."""
     encoded = getattr(output, "encoder_last_hidden_state", None)  # output of an encoder that runs within its model
     found = (output[0], *(getattr(output, "hidden_states", None) or ())) if encoded is None else (encoded,)
     states = [one for one in found if isinstance(one, Tensor)]
     counts = [int(one.shape[-2]) for one in states if one.ndim == 3] or [len(one) for one in states if one.ndim == 2]
-    # blocks have the channels of a map behind, the convolutions that follow them in front
-    counts += [one[0, ..., 0].numel() if one is not output[0] else one[0, 0].numel() for one in states if one.ndim == 4]
+    counts += [by_place(one, stack).shape[1] for one in states if one.ndim == 4]
     return max(counts, default=None)

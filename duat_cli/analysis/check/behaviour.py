@@ -119,7 +119,7 @@ class Asking:
         answer = Answer(self._question(prompt), Tally(likely, classes=classes))
         question, device = answer.question, session.loaded.device
         if classes or self.predicts == "embedding":
-            answer.embedding = _embedding(hidden_states(output))
+            answer.embedding = _embedding(hidden_states(output, stack))
         if given is not None:
             answer.tally.add(given, question.targets)
         elif classes or self.predicts == "next token":

@@ -251,3 +251,11 @@ def probe_inputs(
         made = noise_like({STATES: made[STATES].new_zeros(()).expand(shape)}, seed)
         made["input_ids"] = probe_ids(stack, tokens, device)
     return placed(made, stack.device if device is None else device, stack.dtype)
+
+
+def by_place(states: Tensor, stack: Any) -> Tensor:
+    """Hidden states that are a map, as (1, N, channels): its channels stand behind where the last axis, and not the
+    second, is as wide as the config says of hidden states; else in front, as convolutions have them."""
+    width = stated(getattr(stack, "config", None), "hidden_size")
+    behind = states.shape[-1] == width != states.shape[1]
+    return states.flatten(1, 2) if behind else states.flatten(2).mT

@@ -243,7 +243,8 @@ def _own_sites(parts: BlockParts, written: Trace, found: list[Site], reasons: di
     if call is None:
         reasons["head"] = "the module that runs its attention was not seen to"
     else:
-        found.append(Site("head", projection, "input", call.output.shape[2]))
+        read = written.calls(projection)[-1].tensors[0]  # heads * d; the call may have windows and heads on one axis
+        found.append(Site("head", projection, "input", read.shape[-1] // call.output.shape[3]))
 
 
 def _holds_residual(parts: BlockParts, written: Trace, site: Site) -> bool:

@@ -78,9 +78,12 @@ def output_projection(parts: BlockParts, written: Trace, call: AttentionCall) ->
     for event in behind:
         if event.module not in inside or any(event.module.children()) or not has_matrix(event.module):
             continue
-        if not event.tensors or event.tensors[0].shape[-1] != heads * width or event.result is None:
+        if not event.tensors or event.result is None:
             continue
         x = event.tensors[0]
+        windows = heads * width // max(1, x.shape[-1])  # on one axis with the heads
+        if x.shape[-1] * windows != heads * width or (windows > 1 and (x.shape[-1] % width or x.shape[0] != windows)):
+            continue
         if any(same_storage(x, other) for other in read):
             continue
         made = next((e for e in behind if e.module in parts.norms and same_storage(needed(e.result), x)), None)

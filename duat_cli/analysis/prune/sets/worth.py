@@ -106,7 +106,8 @@ def _damages(metric: Metric, model: Any, other: Any, given: Sequence[Given]) -> 
 
     def output(one: Any, prompt: Given) -> Tensor:
         if metric.name == "hidden":
-            return last_states(run_stack(stack_of(decoder_of(one) if for_decoder(prompt) else one), prompt))
+            stack = stack_of(decoder_of(one) if for_decoder(prompt) else one)
+            return last_states(run_stack(stack, prompt), stack)
         return by_row(logits_of(one, prompt))
 
     return [metric.measured(output(model, prompt), output(other, prompt), prompt) for prompt in given]

@@ -32,7 +32,7 @@ from duat_cli.kinds import MetricName
 from duat_cli.loading.inputs.within import pieces_of
 from duat_cli.models.arrays import rounding_for, wide
 from duat_cli.models.discovery.causality import Classes, HeadTest, by_row, head_of, run_headed
-from duat_cli.models.discovery.modality import Given, is_pair
+from duat_cli.models.discovery.modality import Given, by_place, is_pair
 from duat_cli.models.discovery.structure import ModelStructure, run_stack
 from duat_cli.models.sweep.passes import Forward
 from duat_cli.statistics.chi_square import mean_length, mean_square
@@ -107,7 +107,7 @@ class Hidden(Metric):
     meaning: str = "mean over prompts of |change of the final hidden states| / |final hidden states|, over all tokens"
 
     def forward(self, given: Given) -> Forward:
-        return lambda: last_states(run_stack(self.structure.stack, given))
+        return lambda: last_states(run_stack(self.structure.stack, given), self.structure.stack)
 
     def measured(self, reference: Tensor, output: Tensor, given: Given) -> float:
         size = torch.linalg.vector_norm(reference.double())
@@ -294,25 +294,25 @@ def why_no_loss(model: Any, head: HeadTest) -> str | None:
     return None if head.causal else f"{type(model).__name__} does not predict the next token"
 
 
-def hidden_states(output: Any) -> Tensor:
-    """Hidden states of a pass, (1, N, M). Raises UnsupportedModelError where its output has none, as that of a model
-    with two towers, which returns scores."""
+def hidden_states(output: Any, stack: Any) -> Tensor:
+    """Hidden states of a pass of this stack, (1, N, M). Raises UnsupportedModelError where its output has none, as that
+    of a model with two towers, which returns scores."""
     hidden = getattr(output, "last_hidden_state", None)
     if isinstance(hidden, Tensor) and hidden.ndim == 2:  # from a module that takes patches without a batch axis
         return hidden[None]
     hidden = hidden if isinstance(hidden, Tensor) else output[0]
-    if isinstance(hidden, Tensor) and hidden.ndim == 4:  # a map, behind convolutions: (1, M, height, width)
-        return hidden.flatten(2).mT
+    if isinstance(hidden, Tensor) and hidden.ndim == 4:
+        return by_place(hidden, stack)
     if not isinstance(hidden, Tensor) or hidden.ndim != 3 or hidden is getattr(output, "logits", None):
         raise UnsupportedModelError("its forward pass gives no hidden states of tokens, whose change could be measured")
     return hidden
 
 
-def last_states(output: Any) -> Tensor:
+def last_states(output: Any, stack: Any) -> Tensor:
     """Hidden states of a pass, (1, N, M); for an encoder that runs within its model (DETR), those of the encoder, not
     of the decoder behind it."""
     encoded = getattr(output, "encoder_last_hidden_state", None)
-    return encoded if isinstance(encoded, Tensor) else hidden_states(output)
+    return encoded if isinstance(encoded, Tensor) else hidden_states(output, stack)
 
 
 def logits_of(model: Any, given: Given) -> Tensor:

@@ -130,7 +130,7 @@ class _Guest(Placing):
         def forward() -> Any:
             output = run_headed(model, given)
             if not self.logits:
-                return last_states(output)
+                return last_states(output, model)
             logits = getattr(output, "logits", None)
             return None if logits is None else by_row(logits)
 

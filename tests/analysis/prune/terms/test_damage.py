@@ -12,6 +12,7 @@ import torch
 from classifiers import classifier
 from helpers import token_ids, two_single
 from torch import Tensor
+from transformers import PreTrainedConfig
 
 from duat_cli.analysis.prune.terms.damage import Divergence, Hidden, Loss, hidden_states, metric_for
 from duat_cli.errors import InputError, UnsupportedModelError
@@ -283,7 +284,15 @@ def test_hidden_of_an_encoder_decoder_is_the_encoders() -> None:
 def test_hidden_states_are_those_of_tokens() -> None:
     """A model of two towers gives scores first: no change of these is one of hidden states."""
     states = torch.ones(1, 3, 4)
-    assert hidden_states((states, None)) is states
+    assert hidden_states((states, None), None) is states
     for output in ((torch.tensor(2.0),), (torch.ones(1, 3),), (None,)):
         with pytest.raises(UnsupportedModelError, match="no hidden states of tokens"):
-            hidden_states(output)
+            hidden_states(output, None)
+
+
+def test_a_map_is_read_place_by_place_whichever_axis_its_channels_are_on() -> None:
+    """In front, as convolutions leave them, or behind, where the last axis is as wide as hidden states."""
+    states, stack = torch.randn(1, 3, 5, 8), SimpleNamespace(config=PreTrainedConfig(hidden_size=8))
+    for given in (states, states[..., :4].permute(0, 3, 1, 2)):
+        made = hidden_states((given, None), stack)
+        assert torch.equal(made, states[..., : made.shape[-1]].flatten(1, 2))
