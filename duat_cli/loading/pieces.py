@@ -40,7 +40,8 @@ def _bytes_of(piece: str) -> str:
 
 
 def byte_count(tokenizer: Any, token: int) -> int | None:
-    """How many bytes a token of byte-level BPE, or a byte token of sentencepiece, stands for; None for any other."""
+    """How many bytes a token stands for: of byte-level BPE, which names it by a character a byte, or a byte token of
+    sentencepiece. None where its name has other characters."""
     named = getattr(tokenizer, "convert_ids_to_tokens", None)
     piece = None if named is None else named(token)
     if not isinstance(piece, str):

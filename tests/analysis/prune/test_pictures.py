@@ -94,8 +94,9 @@ def test_every_term_is_what_hooks_say(name: str) -> None:
         with without(model, name, term):
             after = [output(model, one) for one in read]
         each = [damage(*both) for both in zip(after, before, strict=True)]
-        # of KL a part in 1e12 is what attention rounds to in float32
-        assert term.measured == pytest.approx(sum(each) / len(each), rel=1e-6, abs=1e-11), term
+        # of KL a part in 1e12 is what attention rounds to in float32; SAM's softmax is of float32
+        within = 1e-5 if name == "sam" else 1e-6
+        assert term.measured == pytest.approx(sum(each) / len(each), rel=within, abs=1e-11), term
     small = [one for one in measured if one.kind == "neuron"]
     close = [one for one in small if one.linearised * 0.5 <= one.measured <= one.linearised * 2]
     assert len(close) > 0.8 * len(small)
