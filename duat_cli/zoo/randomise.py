@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from duat_cli.compat.torch import buffers_of, is_convolution, parameters_of, unsaved_buffers
+from duat_cli.compat.transformers import is_conv1d
 
 # Dynamics of state-space and recurrent layers; only their own initial values are stable.
 _DYNAMICS = re.compile(r"\.(A_log|A|D|dt_bias|dt_proj\.bias|time_decay|time_first|recurrent_param)$")
@@ -71,6 +72,6 @@ def _start(name: str, old: Tensor) -> Tensor:
 def _fan_in(owner: nn.Module, weight: Tensor) -> int:
     if is_convolution(owner):
         return weight[0].numel()
-    if type(owner).__name__ == "Conv1D":  # transformers' own, stored (in, out)
+    if is_conv1d(owner):  # stored (in, out)
         return weight.shape[0]
     return weight.shape[-1]

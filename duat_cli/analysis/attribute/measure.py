@@ -175,15 +175,21 @@ class Measurer:
 
     def _pooled(self, record: RecordingPass, masked: Sequence[int]) -> str:
         """Why a mask takes more than attention to a token out of the output of a whole text; empty where it does not.
-
-        The code behind the last block is given the hidden states of `record`, and a mask without the tokens `masked`.
-        """
+        masked: the tokens that the mask tried leaves out."""
         if self._target.position is not None:
             return ""
-        behind = Behind(self._session.structure, self._under(masked), record.recorded, self._session.weights)
-        same = behind.on(behind.hidden, gradient=False)
-        self._session.together([same])
-        return "" if relative_error(same.output, record.output) <= tolerance_for(record.output.dtype) else POOLED
+        same = self._ended(record, self._under(masked))
+        return "" if relative_error(same, record.output) <= tolerance_for(record.output.dtype) else POOLED
+
+    def _ended(self, record: RecordingPass, forward: Prediction, without: Sequence[int] = ()) -> Tensor:
+        """The output of the code of `forward` behind the last block, on the hidden states of `record`, zero at the
+        places `without`."""
+        behind = Behind(self._session.structure, forward, record.recorded, self._session.weights)
+        hidden = behind.hidden.clone()
+        hidden[:, list(without)] = 0
+        one = behind.on(hidden, gradient=False)
+        self._session.together([one])
+        return one.output
 
     def _why_no_heads(self, block: BlockParts) -> str | None:
         """Why the heads of a block are not removed; None where they are, or where there are none."""
@@ -269,13 +275,7 @@ class Measurer:
         """Whether the target is made of the last hidden state at this place."""
         if self._target.position is not None:
             return place == self._target.position
-        forward = Prediction(self._model, self._ids)
-        behind = Behind(self._session.structure, forward, record.recorded, self._session.weights)
-        without = behind.hidden.clone()
-        without[:, place] = 0
-        one = behind.on(without, gradient=False)
-        self._session.together([one])
-        return not torch.equal(one.output, record.output)
+        return not torch.equal(self._ended(record, Prediction(self._model, self._ids), [place]), record.output)
 
     def _masked(self, places: Sequence[int]) -> _Seen:
         return _Seen(Call(self._under(places)), self._layer)

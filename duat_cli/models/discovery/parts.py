@@ -35,8 +35,9 @@ def find_parts(event: Event, name: str, written: Trace) -> BlockParts:
     block = event.module
     inside = set(block.modules())
     hidden = hidden_slot(event, written)
+    shape = taken(event.args, event.kwargs, hidden.key).shape
     if hidden.turned or hidden.grid is not None:
-        written.by_token(hidden, taken(event.args, event.kwargs, hidden.key).shape)
+        written.by_token(hidden, shape)
     stream = hidden.get(event.args, event.kwargs)
     if not bool(torch.isfinite(hidden.found(event.output, stream)).all()):
         raise NotFiniteError(f"{name} puts out values that are not finite")
@@ -51,7 +52,6 @@ def find_parts(event: Event, name: str, written: Trace) -> BlockParts:
     intercepted = {c.module for c in written.attention if c.path == "softmax interception"}
     norms = _norms(block, written)
     apart = {block, *(inner for module in (*attention, *other) for inner in module.modules())}
-    shape = taken(event.args, event.kwargs, hidden.key).shape
     alike = [e for e in written.events if e.module not in apart and e.tensors and e.tensors[0].shape == shape]
     counts = {e.module: streams_weighed(e, norms) for e in alike}
     weighing = frozenset(module for module, count in counts.items() if count)

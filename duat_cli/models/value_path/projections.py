@@ -81,8 +81,7 @@ def output_projection(parts: BlockParts, written: Trace, call: AttentionCall) ->
         if not event.tensors or event.result is None:
             continue
         x = event.tensors[0]
-        windows = heads * width // max(1, x.shape[-1])  # on one axis with the heads
-        if x.shape[-1] * windows != heads * width or (windows > 1 and (x.shape[-1] % width or x.shape[0] != windows)):
+        if not _takes_heads(x, heads, width):
             continue
         if any(same_storage(x, other) for other in read):
             continue
@@ -94,6 +93,13 @@ def output_projection(parts: BlockParts, written: Trace, call: AttentionCall) ->
         )
         return Projection(event.module, norm)
     return None
+
+
+def _takes_heads(x: Tensor, heads: int, width: int) -> bool:
+    """Whether x is wide enough for the concatenated heads, (…, heads * d), or, W windows with their heads on one axis,
+    for those of one window, (W, …, heads / W * d)."""
+    of_window = len(x) > 1 and x.shape[-1] * len(x) == heads * width and x.shape[-1] % width == 0
+    return x.shape[-1] == heads * width or of_window
 
 
 def projects_to_zero(parts: BlockParts) -> bool:

@@ -30,6 +30,7 @@ import torch
 from torch import Tensor, nn
 
 from duat_cli.analysis.prune.repair.consumers import Consumer
+from duat_cli.models.block.slots import Arguments
 from duat_cli.models.discovery.structure import ModelStructure
 from duat_cli.models.edits.surgery import exchanged
 from duat_cli.models.sweep.passes import BlockCall, Removal, Removals
@@ -60,8 +61,10 @@ class Calls:
     @classmethod
     def of(cls, structure: ModelStructure, calls: Sequence[BlockCall], own: Own | None = None) -> Calls:
         """The calls of a recorded pass. own: outputs of the layers of `outputs`; None: `after` is not kept."""
-        empty = [call.before.new_zeros(()).expand_as(call.before) for call in calls]  # one number in memory
-        kept = [structure.block(k).parts.hidden.put(c.args, c.kwargs, empty[k]) for k, c in enumerate(calls)]
+        kept = list[Arguments]()
+        for number, call in enumerate(calls):
+            empty = call.before.new_zeros(()).expand_as(call.before)  # one number in memory
+            kept.append(structure.block(number).parts.hidden.put(call.args, call.kwargs, empty))
         added = {
             number: call.before - front.after
             for number, (front, call) in enumerate(itertools.pairwise(calls), 1)
