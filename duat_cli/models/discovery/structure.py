@@ -304,7 +304,7 @@ class Discovery:
         """The block calls, in order. Each takes the output of the one in front of it."""
         name = type(self.model).__name__
         if not self._tracer.attention and not self._mixers:
-            unseen = why_unseen(self._parts.values(), self._tracer.hidden)
+            unseen = why_unseen(self._parts.values())
             raise UnsupportedModelError(
                 f"{name}: neither softmax attention nor a mixer that is linear in its values runs in its forward pass, "
                 f"as far as duat can follow it{unseen}{in_narrow(self.model.dtype)}"

@@ -89,17 +89,13 @@ def _of_mixing(unit: nn.Module, attending: Collection[nn.Module]) -> str:
     return f"{name} mixes tokens without softmax attention{{}}; its output counts among the UAT terms"
 
 
-def why_unseen(found: Collection[BlockParts | Exception], hidden: Collection[nn.Module]) -> str:
-    """The text on why it is not seen how blocks mix tokens; empty where not known. hidden: as in `Tracer`."""
+def why_unseen(found: Collection[BlockParts | Exception]) -> str:
+    """The text on why it is not seen how blocks mix tokens; empty where not known."""
     faults = [one for one in found if isinstance(one, UnsupportedModelError)]
     if faults:
         return f": {faults[0]}"
     mixing = [one.mixing for one in found if isinstance(one, BlockParts)]
     kinds = sorted({type(unit).__name__ for units in mixing for unit in units})
-    called = {type(one).__name__ for units in mixing for unit in units for one in unit.modules() if one in hidden}
-    if called:
-        names = ", ".join(sorted(called))
-        return f": {names} calls multi_head_attention_forward, a function of torch within which no softmax is seen"
     if not kinds:
         return ": nothing inside of its blocks was seen to mix tokens" if mixing else ""
     if max(map(len, mixing)) > 1:

@@ -17,7 +17,7 @@ import contextlib
 import contextvars
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 import torch
@@ -170,7 +170,6 @@ class Watch:
 
     probe: Probe
     inside_interface: bool = False  # whether to leave softmax alone, as that of the model's own eager function
-    hidden: set[nn.Module] = field(default_factory=set)  # modules whose softmax ran within one function of torch
     asked: Callable[[Tensor, Tensor], None] | None = None  # given queries and keys at the interface, before the probe
     looked: Callable[[Tensor], None] | None = None  # given the weights behind an intercepted softmax, before the probe
 

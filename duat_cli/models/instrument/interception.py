@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from duat_cli.compat.torch import functions_unwatched
+from duat_cli.compat.torch import functions_unwatched, open_to_modes
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.instrument.attention import AttentionCall, StoredRows, Watch, finite_at
 
@@ -203,8 +203,9 @@ class SoftmaxInterception(TorchFunctionMode):
             if several and _gives_rows(func, args, kwargs):
                 self._armed, self._scores = tuple(weights.shape[-2:]), args[0] if args else kwargs["input"]
             return weights
-        if func is _WHOLE:  # torch runs the inside of this function without modes
-            self.watch.hidden.add(self.module())
+        if func is _WHOLE and (inside := open_to_modes(func)) is not None:
+            with self:
+                return inside(*args, **kwargs)
         if func is _SDPA:
             return _understood("scaled_dot_product_attention", self._explicit, args, kwargs)
         if self._armed is None:

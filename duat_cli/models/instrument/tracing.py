@@ -238,11 +238,6 @@ class Tracer:
             with self._switched(on=False), left(self._interception), operations_left(self._mode):
                 self._on_block(event, written)
 
-    @property
-    def hidden(self) -> set[nn.Module]:
-        """Modules whose softmax ran inside a function of torch, where it cannot be seen."""
-        return self._watch.hidden
-
     # -- probe protocol ------------------------------------------------------------------------------------
 
     def captured(self, call: AttentionCall) -> None:

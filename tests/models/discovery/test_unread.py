@@ -9,11 +9,9 @@ import pytest
 import torch
 from helpers import single_model
 from torch import nn
-from transformers import WavLMConfig, WavLMModel
 
 from duat_cli.cli.main import run
 from duat_cli.cli.terminal import libraries
-from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.discovery.structure import discover
 from duat_cli.models.discovery.unread import ENCODER_ALONE, unread_attention
 from duat_cli.zoo import tiny
@@ -47,16 +45,6 @@ def test_the_parts_that_are_not_read(model_type: str, parts: list[str]) -> None:
     built = tiny.build(model_type)
     assert isinstance(built, tiny.TinyModel), built
     assert list(discover(built.model).uncovered) == parts
-
-
-def test_softmax_within_a_function_of_torch_is_named() -> None:
-    """WavLM hands its projections to one that runs all of attention."""
-    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 48}
-    waves = {"conv_dim": (8,), "conv_stride": (5,), "conv_kernel": (10,), "num_feat_extract_layers": 1}
-    near = {"num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2}
-    model = WavLMModel(WavLMConfig(**sizes, **waves, **near)).eval()
-    with pytest.raises(UnsupportedModelError, match=r": WavLMAttention calls multi_head_attention_forward, a function"):
-        discover(model, {"input_values": torch.randn(1, 100)})
 
 
 def test_blocks_that_no_forward_pass_calls() -> None:

@@ -69,6 +69,20 @@ def test_the_written_out_attention_is_torchs_own(name: str) -> None:
     assert call.rows.heads == HEADS
 
 
+LAYER = nn.MultiheadAttention(HEADS * WIDTH, HEADS)
+TURNED = [t.transpose(1, 2).flatten(2).transpose(0, 1) for t in (Q, K, V)]  # tokens in front of the batch
+
+
+@pytest.mark.parametrize(
+    ("mask", "weights"), [(None, True), (None, False), (BIAS, True), (BIAS, False), (~SEEN, True), (~SEEN, False)]
+)
+def test_attention_within_one_function_of_torch_is_seen(mask: Tensor | None, weights: bool) -> None:
+    expected, its_own = LAYER(*TURNED, attn_mask=mask, average_attn_weights=False)
+    (seen, _), [call] = watched(lambda: LAYER(*TURNED, attn_mask=mask, need_weights=weights))
+    torch.testing.assert_close(seen, expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(torch.cat([rows for _, rows in call.rows.chunks()], dim=1), its_own[0])
+
+
 REFUSED = {
     "dropout": (lambda: sdpa(Q, K, V, None, 0.1), "at random"),
     "mask and causal": (lambda: sdpa(Q, K, V, SEEN, is_causal=True), "is_causal"),

@@ -7,8 +7,11 @@ from typing import Any
 import pytest
 import torch
 from helpers import double_model, first_two, single_model, sweep, token_ids
+from own_code import HEADS, PROMPTS, WIDTH, FeedForward, own
+from torch import nn
+from transformers import WavLMConfig, WavLMModel
 
-from duat_cli.analysis.support import entry_of_type
+from duat_cli.analysis.support import entry_of_type, examine
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.value_path.factors import operator_of
 from duat_cli.models.value_path.operator import whole_rows
@@ -48,6 +51,61 @@ def test_values_and_outputs_that_are_parameters_alone_are_found() -> None:
 
     sweep(model, ids, listen, None)
     assert seen == [0, 1]
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_torchs_own_attention_layer_is_read(before: bool) -> None:
+    """torch.nn.MultiheadAttention holds V in one matrix with queries and keys, and multiplies by it in one function of
+    torch."""
+
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm1, self.norm2, self.ffn = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH), FeedForward()
+            self.self_attn = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True)
+
+        def attend(self, x: torch.Tensor) -> torch.Tensor:
+            later = nn.Transformer.generate_square_subsequent_mask(x.shape[1], dtype=x.dtype)
+            return self.self_attn(x, x, x, attn_mask=later, need_weights=False, is_causal=True)[0]
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if before:
+                x = x + self.attend(self.norm1(x))
+                return x + self.ffn(self.norm2(x))
+            x = self.norm1(x + self.attend(x))
+            return self.norm2(x + self.ffn(x))
+
+    model, seen = own(Layer).double(), []
+
+    def listen(run: Any, step: Any, block: Any) -> None:
+        layer = run.parts.module
+        attention, x = layer.self_attn, run.input
+        norm = layer.norm1
+        scale = norm.weight / (x.var(-1, correction=0, keepdim=True) + norm.eps).sqrt() if before else 1 + 0 * x
+        later = nn.Transformer.generate_square_subsequent_mask(x.shape[1], dtype=x.dtype)
+        read = norm(x) if before else x
+        _, weights = attention(read, read, read, attn_mask=later, average_attn_weights=False)
+        value = attention.in_proj_weight[2 * WIDTH :].unflatten(0, (HEADS, -1))
+        matrices = torch.einsum("hdm,khd->hkm", value, attention.out_proj.weight.unflatten(1, (HEADS, -1)))
+        expected = torch.einsum("hij,hkm,jm->ikjm", weights[0], matrices, scale[0])
+        dense = step.operator(run, block).matrix().dense()
+        if before:  # and the mean, which a LayerNorm subtracts
+            expected = expected - expected.mean(-1, keepdim=True)
+        assert torch.allclose(dense, expected.reshape(dense.shape), rtol=1e-12, atol=1e-14)
+        seen.append(run.index)
+
+    sweep(model, torch.tensor([PROMPTS[0]]), listen, None)
+    assert seen == [0, 1]
+
+
+@pytest.mark.parametrize("stable", [False, True])
+def test_wavlm_is_read(stable: bool) -> None:
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+    waves = {"conv_dim": (8,), "conv_stride": (5,), "conv_kernel": (10,), "num_feat_extract_layers": 1}
+    near = {"num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2, "do_stable_layer_norm": stable}
+    model = WavLMModel(WavLMConfig(**sizes, **waves, **near)).eval()
+    entry = examine(model, like={"input_values": torch.randn(1, 100)})
+    assert (entry.status, entry.parts) == ("exact", [])
 
 
 def test_what_attention_adds_may_be_narrower_than_the_stream() -> None:
