@@ -199,6 +199,8 @@ class _Search:
         self._code, self._stream, self._plain, self._channels = code, stream, plain, channels
         self._tokens = stream.shape[1]
         self._spread = False  # whether the values proved last are an affine map of the streams of several tokens
+        self._results: frozenset[Place] = frozenset()  # the places that may hold a kernel's result
+        self._made: dict[tuple[tuple[Place, ...], int | None], dict[Place, Tensor]] = {}  # as `_trials_of` makes them
 
     @classmethod
     def of(cls, module: nn.Module, output: nn.Module | None, event: Event) -> _Search | None:
@@ -228,6 +230,7 @@ class _Search:
         places = sorted(self._plain.tensors, key=lambda p: (p.operation, -(p.element or 0)))
         whole = [place for place in places if self._plain.tensors[place].numel() == self._tokens * self._channels]
         behind = self._behind(whole)
+        self._results, self._made = frozenset(behind), {}
         fallback = None
         for value in (*whole, *(place for place in places if place not in whole)):  # heads may share values
             results = [place for place in places if place in behind and place.operation > value.operation]
@@ -281,6 +284,7 @@ class _Search:
         if not all(place in self._plain.tensors for place in (*form.value, result)):
             return None
         behind = self._behind_of(result)
+        self._results, self._made = frozenset([result]), {}
         return None if behind is None else self._proved(form.value, [result], {result: behind})
 
     def _layout(self, place: Place) -> Layout:
@@ -304,26 +308,39 @@ class _Search:
     def _source(self, values: tuple[Place, ...], result: Place) -> Tensor | None:
         """The channel of these values that each channel of the result is a kernel of, as `kernel_source` returns it; an
         empty tensor where the result is not made of these values."""
+        # the output of an operation that can be held is the result only where it is not held itself
+        before = result.operation if result.operation in self._plain.held else None
+        key = values, before
+        if key not in self._made:
+            self._made[key] = self._trials_of(values, before)
+        made, own = self._made[key].get(result), self._plain.tensors[result]
+        if made is None:
+            return own.new_empty(0)
+        onto = self._layout(result)
+        return kernel_source(wide(onto.by_token(made)), wide(onto.by_token(own)))
+
+    def _trials_of(self, values: tuple[Place, ...], before: int | None) -> dict[Place, Tensor]:
+        """What the `trials` of these values make of each place that may hold the result, in one run; empty where the
+        code cannot be run on them. before: the number of the operation at which to stop holding what lies behind the
+        values; None for no such number, which leaves every result as if what lies behind it were not held."""
         layouts, tensors = [self._layout(value) for value in values], self._plain.tensors
         own = torch.cat([at.by_token(tensors[value]) for at, value in zip(layouts, values, strict=True)], dim=-1)
         tried = trials(own)
         laid = tried.split([self._numbers((value,)) for value in values], dim=-1)
         exchanged = {value: at.lay(part) for value, at, part in zip(values, layouts, laid, strict=True)}
-        held = {number: t for number, t in self._plain.held.items() if values[0].operation < number < result.operation}
+        behind = {n: t for n, t in self._plain.held.items() if values[0].operation < n}
         try:
             ran = self._code.run(
                 items=len(tried),
                 exchanged=exchanged,
-                held={n: repeated([t], len(tried))[0] for n, t in held.items()},
-                keep=lambda place, _tensor: place == result,
+                held={n: repeated([t], len(tried))[0] for n, t in behind.items() if before is None or n < before},
+                keep=lambda place, _tensor: place in self._results,
             )
         except FAULTS:
-            return own.new_empty(0)
-        made, own_result = ran.tensors.get(result), tensors[result]
-        if ran.count != self._plain.count or made is None or made.numel() != len(tried) * own_result.numel():
-            return own.new_empty(0)
-        onto = self._layout(result)
-        return kernel_source(wide(onto.by_token(made)), wide(onto.by_token(own_result)))
+            return {}
+        if ran.count != self._plain.count:
+            return {}
+        return {place: t for place, t in ran.tensors.items() if t.numel() == len(tried) * tensors[place].numel()}
 
     def _proved(self, values: tuple[Place, ...], results: list[Place], behind: dict[Place, Behind]) -> MixerForm | None:
         """The form with these values and the first of these results that is made of them; None where that is no linear

@@ -55,7 +55,15 @@ from duat_cli.models.discovery.modality import (
 )
 from duat_cli.models.discovery.parts import find_parts
 from duat_cli.models.discovery.proof import Proof, ProvedBlock, traced_again
-from duat_cli.models.discovery.unread import decoder_note, left_out, mixing_notes, why_unchained, why_unseen
+from duat_cli.models.discovery.unread import (
+    behind_notes,
+    decoder_note,
+    left_out,
+    mixing_notes,
+    outside_lists,
+    why_unchained,
+    why_unseen,
+)
 from duat_cli.models.foreign import model_code
 from duat_cli.models.instrument.attention import CapturePath
 from duat_cli.models.instrument.calls import ANY, taken_by
@@ -273,7 +281,9 @@ class Discovery:
     def structure(self) -> ModelStructure:
         """The structure that was found, without `plain_error`."""
         ran = self._tracer.ran | set(self._tracer.attention)
-        return self._structure_of(self.chained(), left_out(self.model, self.stack, self.part, ran))
+        unread = left_out(self.model, self.stack, self.part, ran)
+        behind = behind_notes({self._names[module]: module for module in self._tracer.behind})
+        return self._structure_of(self.chained(), [*unread, *behind])
 
     def so_far(self) -> ModelStructure:
         """The structure of the blocks proved so far."""
@@ -304,6 +314,8 @@ class Discovery:
         """The block calls, in order. Each takes the output of the one in front of it."""
         name = type(self.model).__name__
         if not self._tracer.attention and not self._mixers:
+            if self._tracer.behind:
+                raise UnsupportedModelError(outside_lists(self._tracer.behind))
             unseen = why_unseen(self._parts.values())
             raise UnsupportedModelError(
                 f"{name}: neither softmax attention nor a mixer that is linear in its values runs in its forward pass, "
@@ -326,8 +338,9 @@ class Discovery:
         named = [self._names[module] for module in seen if module in self._names]
         homes = list(dict.fromkeys(next((o for o in self._lists if n.startswith(o + ".")), None) for n in named))
         if None in homes or not homes:
-            outside = {type(m).__name__ for m in seen if not any(m in set(b.modules()) for b in self._list_of)}
-            raise UnsupportedModelError(f"attention runs outside any list of blocks: {', '.join(sorted(outside))}")
+            raise UnsupportedModelError(
+                outside_lists(m for m in seen if not any(m in set(b.modules()) for b in self._list_of))
+            )
         if len(homes) > 1:
             inner = {o: inner_lists(self.stack, o, seen) for o in map(str, homes) if o in self._unchained}
             raise SeveralStacksError([name for home in map(str, homes) for name in inner.get(home) or [home]])

@@ -4,7 +4,7 @@ reasons why no attention was seen in the parts that ran."""
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -55,6 +55,20 @@ def left_out(model: Any, stack: nn.Module, part: nn.Module, ran: Collection[nn.M
     `unread_attention`."""
     others = [] if is_pair(stack) else beside_notes(stack, part)  # a decoder runs behind its encoder
     return [*unread_attention(model, ran), *others]
+
+
+def behind_notes(attending: Mapping[str, nn.Module]) -> list[str]:
+    """One note for every class of modules that attend behind the last block. attending: such modules, by name."""
+    found = by_key((type(module).__name__, name) for name, module in attending.items())
+    return [
+        f"{some(names, _SHOWN)} ({kind}) attends to what the blocks put out and was not read"
+        for kind, names in found.items()
+    ]
+
+
+def outside_lists(attending: Iterable[nn.Module]) -> str:
+    """The reason why a model is refused in which these modules attend in no list of blocks."""
+    return f"attention runs outside any list of blocks: {', '.join(sorted({type(m).__name__ for m in attending}))}"
 
 
 def beside_notes(stack: nn.Module, part: nn.Module) -> list[str]:

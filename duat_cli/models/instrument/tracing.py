@@ -179,6 +179,7 @@ class Tracer:
         self._keeps_outside = outside
         self.outside: list[Event] = []  # calls of modules without children, outside of blocks
         self.attention: dict[nn.Module, CapturePath] = {}  # modules whose attention was seen, in order
+        self.behind: dict[nn.Module, CapturePath] = {}  # those that attend behind the last block
         self._part = model if part is None else part
         self._switch = Interface(self._part)
         self._looked_at = set((self._part if within is None else within).modules())
@@ -220,6 +221,8 @@ class Tracer:
             self._stack.append(module)
             if module in self._blocks:
                 self._inside = Trace()
+                self.attention.update(self.behind)
+                self.behind.clear()
 
     def _leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         if not self._on:
@@ -243,7 +246,8 @@ class Tracer:
     def captured(self, call: AttentionCall) -> None:
         if call.module not in self._looked_at:
             return
-        self.attention.setdefault(call.module, call.path)
+        if call.module not in self.attention:
+            (self.behind if self._inside is None else self.attention)[call.module] = call.path
         if self._inside is not None:
             self._inside.ended_before[id(call)] = len(self._inside.events)
             self._inside.attention.append(call)
