@@ -26,7 +26,7 @@ from duat_cli.models.block.parts import BlockParts, Projection, SecondMixer
 from duat_cli.models.discovery.in_front import attention_in_front, is_one_product, without_attention
 from duat_cli.models.discovery.kernels import alike, behind_of, is_whole, kernel_source, trials
 from duat_cli.models.discovery.parts import in_order, mixes_tokens, nonlinear_units, with_linears
-from duat_cli.models.instrument.mixer import FAULTS, MixerCall, MixerCode, Ran, repeated
+from duat_cli.models.instrument.mixer import FAULTS, MixerCall, MixerCode, Ran, is_repeated, repeated
 from duat_cli.models.instrument.tape import Reached
 from duat_cli.models.instrument.tracing import Event, Trace
 from duat_cli.models.value_path.projections import output_projection, value_projection
@@ -200,7 +200,7 @@ class _Search:
         self._tokens = stream.shape[1]
         self._spread = False  # whether the values proved last are an affine map of the streams of several tokens
         self._results: frozenset[Place] = frozenset()  # the places that may hold a kernel's result
-        self._made: dict[tuple[tuple[Place, ...], int | None], dict[Place, Tensor]] = {}  # as `_trials_of` makes them
+        self._made: dict[tuple[tuple[Place, ...], int], dict[Place, Tensor]] = {}  # as `_trials_of` makes them
 
     @classmethod
     def of(cls, module: nn.Module, output: nn.Module | None, event: Event) -> _Search | None:
@@ -308,10 +308,12 @@ class _Search:
     def _source(self, values: tuple[Place, ...], result: Place) -> Tensor | None:
         """The channel of these values that each channel of the result is a kernel of, as `kernel_source` returns it; an
         empty tensor where the result is not made of these values."""
-        # the output of an operation that can be held is the result only where it is not held itself
-        before = result.operation if result.operation in self._plain.held else None
-        key = values, before
-        if key not in self._made:
+        held = self._plain.held
+        behind = (number for number, t in held.items() if values[0].operation < number and not is_repeated(t))
+        before = min(behind, default=self._plain.count)
+        if result.operation in held or result.operation > before:  # then one run does not serve this result and others
+            before = result.operation
+        if (key := (values, before)) not in self._made:
             self._made[key] = self._trials_of(values, before)
         made, own = self._made[key].get(result), self._plain.tensors[result]
         if made is None:
@@ -319,28 +321,27 @@ class _Search:
         onto = self._layout(result)
         return kernel_source(wide(onto.by_token(made)), wide(onto.by_token(own)))
 
-    def _trials_of(self, values: tuple[Place, ...], before: int | None) -> dict[Place, Tensor]:
-        """What the `trials` of these values make of each place that may hold the result, in one run; empty where the
-        code cannot be run on them. before: the number of the operation at which to stop holding what lies behind the
-        values; None for no such number, which leaves every result as if what lies behind it were not held."""
+    def _trials_of(self, values: tuple[Place, ...], before: int) -> dict[Place, Tensor]:
+        """What the `trials` of these values make of each place that may hold the result, in one run, since what is held
+        behind a result leaves it as it is; empty where the code cannot be run. before: the operation that ends holding.
+        """
         layouts, tensors = [self._layout(value) for value in values], self._plain.tensors
         own = torch.cat([at.by_token(tensors[value]) for at, value in zip(layouts, values, strict=True)], dim=-1)
         tried = trials(own)
         laid = tried.split([self._numbers((value,)) for value in values], dim=-1)
         exchanged = {value: at.lay(part) for value, at, part in zip(values, layouts, laid, strict=True)}
-        behind = {n: t for n, t in self._plain.held.items() if values[0].operation < n}
+        held = {number: t for number, t in self._plain.held.items() if values[0].operation < number < before}
         try:
             ran = self._code.run(
                 items=len(tried),
                 exchanged=exchanged,
-                held={n: repeated([t], len(tried))[0] for n, t in behind.items() if before is None or n < before},
+                held={n: repeated([t], len(tried))[0] for n, t in held.items()},
                 keep=lambda place, _tensor: place in self._results,
             )
         except FAULTS:
             return {}
-        if ran.count != self._plain.count:
-            return {}
-        return {place: t for place, t in ran.tensors.items() if t.numel() == len(tried) * tensors[place].numel()}
+        made = ran.tensors if ran.count == self._plain.count else {}
+        return {place: t for place, t in made.items() if t.numel() == len(tried) * tensors[place].numel()}
 
     def _proved(self, values: tuple[Place, ...], results: list[Place], behind: dict[Place, Behind]) -> MixerForm | None:
         """The form with these values and the first of these results that is made of them; None where that is no linear

@@ -94,10 +94,14 @@ def repeated(values: Any, items: int) -> tuple[Any, ...]:
     """The arguments with each tensor of one item expanded to `items` copies."""
 
     def copies(value: Any) -> Any:
-        one = isinstance(value, Tensor) and value.ndim > 0 and value.shape[0] == 1
-        return value.expand(items, *value.shape[1:]) if one and items > 1 else value
+        return value.expand(items, *value.shape[1:]) if items > 1 and is_repeated(value) else value
 
     return tuple(map(copies, values))
+
+
+def is_repeated(value: Any) -> bool:
+    """Whether `repeated` makes copies of this value: whether it is a tensor of one item."""
+    return isinstance(value, Tensor) and value.ndim > 0 and value.shape[0] == 1
 
 
 @dataclass(frozen=True)
