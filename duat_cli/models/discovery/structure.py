@@ -8,7 +8,7 @@ one block's weights and tensors need to be in memory. A model whose parts cannot
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
@@ -60,7 +60,6 @@ from duat_cli.models.discovery.unread import (
     decoder_note,
     left_out,
     mixing_notes,
-    outside_lists,
     why_unchained,
     why_unseen,
 )
@@ -313,9 +312,7 @@ class Discovery:
     def chained(self) -> list[Event]:
         """The block calls, in order. Each takes the output of the one in front of it."""
         name = type(self.model).__name__
-        if not self._tracer.attention and not self._mixers:
-            if self._tracer.behind:
-                raise UnsupportedModelError(outside_lists(self._tracer.behind))
+        if not self._attending:
             unseen = why_unseen(self._parts.values())
             raise UnsupportedModelError(
                 f"{name}: neither softmax attention nor a mixer that is linear in its values runs in its forward pass, "
@@ -332,15 +329,19 @@ class Discovery:
             raise self._unchained[home]
         return self._calls[home]
 
+    @property
+    def _attending(self) -> Collection[nn.Module]:
+        """The modules that mix tokens; those behind the last block where there are no others."""
+        return self._tracer.attention or self._mixers or self._tracer.behind
+
     def _home(self) -> str:
         """The outermost ModuleList around the attention modules."""
-        seen = self._tracer.attention or self._mixers
+        seen = self._attending
         named = [self._names[module] for module in seen if module in self._names]
         homes = list(dict.fromkeys(next((o for o in self._lists if n.startswith(o + ".")), None) for n in named))
         if None in homes or not homes:
-            raise UnsupportedModelError(
-                outside_lists(m for m in seen if not any(m in set(b.modules()) for b in self._list_of))
-            )
+            outside = {type(m).__name__ for m in seen if not any(m in set(b.modules()) for b in self._list_of)}
+            raise UnsupportedModelError(f"attention runs outside any list of blocks: {', '.join(sorted(outside))}")
         if len(homes) > 1:
             inner = {o: inner_lists(self.stack, o, seen) for o in map(str, homes) if o in self._unchained}
             raise SeveralStacksError([name for home in map(str, homes) for name in inner.get(home) or [home]])

@@ -4,7 +4,7 @@ reasons why no attention was seen in the parts that ran."""
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -64,11 +64,6 @@ def behind_notes(attending: Mapping[str, nn.Module]) -> list[str]:
         f"{some(names, _SHOWN)} ({kind}) attends to what the blocks put out and was not read"
         for kind, names in found.items()
     ]
-
-
-def outside_lists(attending: Iterable[nn.Module]) -> str:
-    """The reason why a model is refused in which these modules attend in no list of blocks."""
-    return f"attention runs outside any list of blocks: {', '.join(sorted({type(m).__name__ for m in attending}))}"
 
 
 def beside_notes(stack: nn.Module, part: nn.Module) -> list[str]:

@@ -10,6 +10,7 @@ import torch
 from helpers import single_model
 from torch import nn
 
+from duat_cli.analysis.support import entry_of_type
 from duat_cli.cli.main import run
 from duat_cli.cli.terminal import libraries
 from duat_cli.models.discovery.structure import discover
@@ -45,6 +46,19 @@ def test_the_parts_that_are_not_read(model_type: str, parts: list[str]) -> None:
     built = tiny.build(model_type)
     assert isinstance(built, tiny.TinyModel), built
     assert list(discover(built.model).uncovered) == parts
+
+
+@pytest.mark.parametrize(
+    ("model_type", "module"),
+    [
+        ("siglip_vision_model", "head.attention (MultiheadAttention)"),
+        ("aimv2_vision_model", "head (Aimv2AttentionPoolingHead)"),
+    ],
+)
+def test_attention_behind_the_last_block_is_named(model_type: str, module: str) -> None:
+    """It pools what the blocks put out, and is part of none of them."""
+    entry = entry_of_type(model_type)
+    assert (entry.status, entry.parts) == ("partly", [f"{module} attends to what the blocks put out and was not read"])
 
 
 def test_blocks_that_no_forward_pass_calls() -> None:
