@@ -87,7 +87,8 @@ def hidden_slot(event: Event, written: Trace) -> HiddenSlot:
     for key, value in slots:
         if value.ndim == 3:
             again = tuple(other for other, one in slots if one is value and other != key)
-            return HiddenSlot(key, again=again, turned=value.shape[1] == 1 < len(value))
+            apart = any(len(call.value) == len(value) for call in written.attention)  # sequences of one token each
+            return HiddenSlot(key, again=again, turned=value.shape[1] == 1 < len(value) and not apart)
     flat = next(((key, value) for key, value in slots if first is None and value.ndim == 2), None)
     if flat is not None and _gives_alike(event.output, flat[1]):
         return HiddenSlot(flat[0], flat=True)

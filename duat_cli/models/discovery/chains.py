@@ -143,12 +143,14 @@ def _instead(given: Tensor, taken: Tensor) -> str:
 
 
 def inner_lists(stack: nn.Module, name: str, attending: Collection[nn.Module]) -> list[str]:
-    """The names of the lists inside that list, where it holds lists only and their elements may be blocks."""
+    """The names of the lists inside that list whose elements may be blocks, where it holds lists only, or stages with
+    attention in lists of theirs."""
     found = stack.get_submodule(name)
-    inner = all(isinstance(child, nn.ModuleList) for child in found.children())
-    if not inner or in_pieces(found, attending):
-        return []
-    return [f"{name}.{own}" for own, child in found.named_children() if any(child.children())]
+    if all(isinstance(child, nn.ModuleList) for child in found.children()):
+        inner = found.named_children()
+        return [] if in_pieces(found, attending) else [f"{name}.{own}" for own, child in inner if any(child.children())]
+    lists = ((own, child) for own, child in found.named_modules() if isinstance(child, nn.ModuleList) and own)
+    return [f"{name}.{own}" for own, child in lists if any(module in attending for module in child.modules())]
 
 
 def in_pieces(blocks: nn.Module, attending: Collection[nn.Module]) -> bool:

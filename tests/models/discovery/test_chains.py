@@ -165,3 +165,32 @@ def test_convolutions_in_front_of_the_blocks_run_with_each_pass_and_not_beside(n
 )
 def test_a_list_is_named_by_its_beginning_or_its_end(wanted: str, found: str | None) -> None:
     assert named(["blocks.0", "blocks.1", "decoder.layers", "global.layers"], wanted) == found
+
+
+@pytest.mark.parametrize(
+    ("model_type", "lists", "ffn"),
+    [
+        ("segformer", "stages.{}.blocks", "SegformerMixMLP"),
+        ("pvt_v2", "encoder.layers.{}.blocks", "PvtV2ConvFeedForwardNetwork"),
+    ],
+)
+def test_stages_between_which_tokens_become_a_picture_again_are_read_one_by_one(
+    model_type: str, lists: str, ffn: str
+) -> None:
+    """Those in front pool keys and values, the last does not."""
+    entry = entry_of_type(model_type)
+    mixes = f"{ffn} mixes tokens without softmax attention; its output counts among the UAT terms"
+    pooled = "operator of block 0, 1: its attention reaches other vectors than the block's own tokens"
+    assert entry.parts == [
+        *(f"stack {lists.format(stage)}: {mixes}; {pooled}" for stage in range(3)),
+        f"stack {lists.format(3)}: {mixes}",
+    ]
+    assert entry.relative_error is not None
+    assert entry.relative_error <= 1e-5
+
+
+def test_sequences_of_one_token_each_are_no_tokens_of_one_sequence() -> None:
+    """MobileViT's blocks take (4, tokens, width), of which a small picture has one token."""
+    entry = entry_of_type("mobilevit")
+    assert [stack.status for stack in entry.stacks or []] == ["refused"] * 3
+    assert all("takes 4 sequences for one input" in (stack.reason or "") for stack in entry.stacks or [])
