@@ -91,10 +91,12 @@ def _why(model: Any, fault: str, prompt: Given | None) -> str:
     if has_own_code(model):
         return f"{said}its code is not the libraries': see that it runs on token ids by itself"
     config = "config.json does not describe what these weights are: restore it"
-    if (dtype := model.dtype) == torch.float32:
+    others = {p.dtype for p in model.parameters() if p.is_floating_point()} - {torch.float32}
+    if not others:
         return said + config
-    # its code may have a cast or a constant for other dtypes only
-    return f"{said}if it runs in float32, its code cannot in {str(dtype).removeprefix('torch.')}; else {config}"
+    # its code may have a cast or a constant for other dtypes only, or weights that no dtype is asked for
+    other = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in others))
+    return f"{said}if it runs in float32, its code cannot in {other}; else {config}"
 
 
 @contextlib.contextmanager

@@ -43,11 +43,15 @@ def test_more_experts_a_token_than_there_are(paged: bool, experts: Path) -> None
 
 
 @pytest.mark.parametrize("paged", [False, True])
-def test_a_dtype_that_its_code_cannot_compute_in_is_named(paged: bool, tmp_path: Path) -> None:
-    """XGLM's mask is filled with the smallest number of its dtype, by way of float32."""
-    tiny.tiny_model("xglm").save_pretrained(tmp_path)
+@pytest.mark.parametrize(("model_type", "fault"), [("xglm", "without overflow"), ("xlnet", "Float but found Double")])
+def test_a_dtype_that_its_code_cannot_compute_in_is_named(
+    model_type: str, fault: str, paged: bool, tmp_path: Path
+) -> None:
+    """XGLM's mask is filled with the smallest number of its dtype, by way of float32; parameters of XLNet stay in
+    float32 whatever dtype is asked for."""
+    tiny.tiny_model(model_type).save_pretrained(tmp_path)
     loaded = load_files(resolve(str(tmp_path)), inspect_folder(tmp_path), dtype="float64", paged=paged)
-    with pytest.raises(ForwardError, match=r"without overflow; if it runs in float32, its code cannot in float64; "):
+    with pytest.raises(ForwardError, match=rf"{fault}; if it runs in float32, its code cannot in float64; "):
         _ = Session(loaded, lambda *_: None).structure
     sound = load_files(resolve(str(tmp_path)), inspect_folder(tmp_path), paged=paged)
     assert Session(sound, lambda *_: None).structure.blocks
