@@ -11,9 +11,10 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
+from duat_cli.compat.torch import is_list
 from duat_cli.errors import ForwardError, InputError, UnsupportedModelError, needed
 from duat_cli.loading.inputs.request import READS, InputFiles, StackName
 from duat_cli.loading.model.load import LoadedModel
@@ -170,7 +171,7 @@ def with_chain(loaded: LoadedModel, wanted: str) -> LoadedModel:
     if loaded.paged is None:
         names = chains_of(loaded)
     else:  # its weights are not in memory, so that no pass can find the chains
-        names = tuple(n for n, m in stack_of(model).named_modules() if n and isinstance(m, nn.ModuleList))
+        names = tuple(n for n, m in stack_of(model).named_modules() if n and is_list(m))
     if (found := named(names, wanted)) is not None:
         return _of_chain(loaded, found, wanted)
     known = list(names) or (["encoder", "decoder"] if is_pair(model) else parts_of(model))

@@ -131,6 +131,18 @@ def is_convolution(module: nn.Module) -> bool:
     return isinstance(module, nn.modules.conv._ConvNd)
 
 
+def is_list(module: nn.Module) -> bool:
+    """Whether the module is a list of modules that may be blocks: a ModuleList, or a Sequential of several modules of
+    one class that hold matrices. Without it, the blocks of models that call theirs as a Sequential are not found."""
+    from torch import nn
+
+    if not isinstance(module, nn.Sequential):
+        return isinstance(module, nn.ModuleList)
+    kinds = {type(one) for one in module}
+    matrices = all(any(weight.ndim == 2 for weight in one.parameters()) for one in module)
+    return len(module) > 1 == len(kinds) and matrices and any(any(one.children()) for one in module)
+
+
 def base_of(tensor: Tensor) -> Tensor:
     """The tensor that this one is a view of; the tensor itself if it is no view. Without it, a mixer's layer that
     multiplies by a part of a parameter is not recognised, and its mixer is not proved (zamba)."""

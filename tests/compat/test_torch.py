@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import weakref
@@ -243,3 +244,37 @@ def test_what_is_checkpointed_runs_once(reentrant: bool) -> None:
     assert x.grad == 6
     checkpoint(squared, x, use_reentrant=reentrant).backward()
     assert len(ran) == 3
+
+
+def test_the_inside_of_a_function_of_torch_is_open_to_modes() -> None:
+    layer, x = nn.MultiheadAttention(8, 2), torch.ones(3, 1, 8)
+    function = nn.functional.multi_head_attention_forward
+    calls = list[str]()
+
+    class Listening(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            calls.append(func.__name__)
+            inside = compat.open_to_modes(function) if func is function else None
+            with self if inside is not None else contextlib.nullcontext():
+                return (inside or func)(*args, **(kwargs or {}))
+
+    expected = layer(x, x, x)
+    with Listening():
+        torch.testing.assert_close(layer(x, x, x), expected)
+    assert "softmax" in calls[calls.index("multi_head_attention_forward") :]
+    assert compat.open_to_modes(nn.functional.softmax) is None
+
+
+@pytest.mark.parametrize(
+    ("module", "found"),
+    [
+        (nn.ModuleList(), True),
+        (nn.Sequential(nn.TransformerEncoderLayer(4, 2, 4), nn.TransformerEncoderLayer(4, 2, 4)), True),
+        (nn.Sequential(nn.TransformerEncoderLayer(4, 2, 4), nn.LayerNorm(4)), False),
+        (nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), False),  # of which neither can be a block
+        (nn.Sequential(nn.Sequential(nn.Conv1d(4, 4, 1)), nn.Sequential(nn.Conv1d(4, 4, 1))), False),
+        (nn.Sequential(), False),
+    ],
+)
+def test_lists_of_modules(module: nn.Module, found: bool) -> None:
+    assert compat.is_list(module) == found

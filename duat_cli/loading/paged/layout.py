@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from duat_cli.compat.torch import buffers_of, parameters_of
+from duat_cli.compat.torch import buffers_of, is_list, parameters_of
 from duat_cli.loading.checkpoint.parts import FRAME_BYTES
 
 
@@ -76,11 +76,11 @@ def block_names(model: nn.Module) -> list[str]:
 
 
 def _blocks(module: nn.Module, name: str, *, inside: bool) -> Iterator[str]:
-    if inside and not isinstance(module, nn.ModuleList):
+    if inside and not is_list(module):
         yield name
         return
     for key, child in module.named_children():
-        yield from _blocks(child, f"{name}.{key}".lstrip("."), inside=isinstance(module, nn.ModuleList))
+        yield from _blocks(child, f"{name}.{key}".lstrip("."), inside=is_list(module))
 
 
 def large_layers(model: nn.Module, kept: int) -> Iterator[str]:

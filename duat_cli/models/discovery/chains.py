@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from duat_cli.compat.torch import is_list
 from duat_cli.errors import NotFiniteError, UnsupportedModelError
 from duat_cli.models.arrays import fit, relative_error, rounding, wide
 from duat_cli.models.block.parts import BlockParts
@@ -64,11 +65,12 @@ class StagesError(Exception):
 def outermost_lists(
     stack: nn.Module, staged: Collection[str] = (), chain: str | None = None
 ) -> dict[str, list[nn.Module]]:
-    """The elements of the outermost ModuleLists, by the list's name. For a list of stages these are the elements of the
-    lists inside the stages, and the modules between stages. chain: the one list to return; None: all."""
+    """The elements of the outermost lists of modules, by the name of the list. For a list of stages these are the
+    elements of the lists inside the stages, and the modules between stages. chain: the one list to return; None: all.
+    """
     if chain is not None:
         return {chain: list(_elements(stack.get_submodule(chain), opened=chain in staged))}
-    lists = {name: module for name, module in stack.named_modules() if isinstance(module, nn.ModuleList)}
+    lists = {name: module for name, module in stack.named_modules() if is_list(module)}
     outer = {n: found for n, found in lists.items() if not any(n.startswith(other + ".") for other in lists)}
     return {name: list(_elements(found, opened=name in staged)) for name, found in outer.items()}
 
@@ -91,7 +93,7 @@ def _elements(modules: nn.Module, *, opened: bool) -> Iterator[nn.Module]:
     """The children of `modules`. opened: whether they are stages, replaced by their own children. A list among them is
     always replaced by its elements, because a list is never called."""
     for module in modules.children():
-        if isinstance(module, nn.ModuleList) or opened:
+        if is_list(module) or opened:
             yield from _elements(module, opened=False)
         else:
             yield module
@@ -100,9 +102,9 @@ def _elements(modules: nn.Module, *, opened: bool) -> Iterator[nn.Module]:
 def is_stage(event: Event, written: Trace) -> bool:
     """Whether the called module is a stage: all its attention is in elements of lists inside it, and either its output
     has another shape than its input, or several of these elements attend within windows of the tokens."""
-    inner = [module for module in event.module.modules() if isinstance(module, nn.ModuleList)]
+    inner = [module for module in event.module.modules() if is_list(module)]
     attending = {call.module for call in written.attention}
-    blocks = [block for found in inner for block in found if attending & set(block.modules())]
+    blocks = [block for found in inner for block in found.children() if attending & set(block.modules())]
     if not attending or not all(any(module in set(block.modules()) for block in blocks) for module in attending):
         return False
     taken = next((t for t in event.tensors if t.ndim >= 3), None)
@@ -146,16 +148,16 @@ def inner_lists(stack: nn.Module, name: str, attending: Collection[nn.Module]) -
     """The names of the lists inside that list whose elements may be blocks, where it holds lists only, or stages with
     attention in lists of theirs."""
     found = stack.get_submodule(name)
-    if all(isinstance(child, nn.ModuleList) for child in found.children()):
+    if all(map(is_list, found.children())):
         inner = found.named_children()
         return [] if in_pieces(found, attending) else [f"{name}.{own}" for own, child in inner if any(child.children())]
-    lists = ((own, child) for own, child in found.named_modules() if isinstance(child, nn.ModuleList) and own)
+    lists = ((own, child) for own, child in found.named_modules() if is_list(child) and own)
     return [f"{name}.{own}" for own, child in lists if any(module in attending for module in child.modules())]
 
 
 def in_pieces(blocks: nn.Module, attending: Collection[nn.Module]) -> bool:
     """Whether a list inside this one holds attention in some elements and none in others: then no module is a block."""
-    inner = [child for child in blocks.children() if isinstance(child, nn.ModuleList)]
+    inner = [child for child in blocks.children() if is_list(child)]
     holds = [{any(m in attending for m in piece.modules()) for piece in found.children()} for found in inner]
     return {True, False} in holds
 

@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from duat_cli.compat.torch import children_of, operations_through, written
+from duat_cli.compat.torch import children_of, is_list, operations_through, written
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.instrument.hooks import ExchangedError, hooked
 
@@ -128,7 +128,7 @@ def _stops(stack: nn.Module, changed: Mapping[nn.Module, Held]) -> list[nn.Modul
     """The modules at which a pass is stopped: elements of lists that hold changed modules, of which the first to be
     called is the first block; and modules without weights in memory, since other passes would go on while they are
     read."""
-    elements = [one for found in stack.modules() if isinstance(found, nn.ModuleList) for one in found]
+    elements = [one for found in stack.modules() if is_list(found) for one in found.children()]
     owners = {module for module, held in changed.items() if any(isinstance(one, nn.Module) for one in held.values())}
     return [*(one for one in elements if owners & set(one.modules())), *filter(_is_away, stack.modules())]
 

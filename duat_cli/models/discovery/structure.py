@@ -1,8 +1,9 @@
 """Discovery: finds the blocks, attention, norms and FFN units of any model by what they do, and proves them by replay.
 
-Nothing here knows an architecture. Blocks are the calls of the ModuleList that holds the attention modules. The model
-runs once on a short random input. After each block its parts are found (parts.py) and proved (proof.py), so that only
-one block's weights and tensors need to be in memory. A model whose parts cannot be proved is refused with the reason.
+Nothing here knows an architecture. Blocks are the calls of the list of modules that holds the attention modules. The
+model runs once on a short random input. After each block its parts are found (parts.py) and proved (proof.py), so that
+only one block's weights and tensors need to be in memory. A model whose parts cannot be proved is refused with the
+reason.
 """
 
 from __future__ import annotations
@@ -335,7 +336,7 @@ class Discovery:
         return self._tracer.attention or self._mixers or self._tracer.behind
 
     def _home(self) -> str:
-        """The outermost ModuleList around the attention modules."""
+        """The outermost list of modules around the attention modules."""
         seen = self._attending
         named = [self._names[module] for module in seen if module in self._names]
         homes = list(dict.fromkeys(next((o for o in self._lists if n.startswith(o + ".")), None) for n in named))

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig
 
-from duat_cli.compat.torch import children_of
+from duat_cli.compat.torch import children_of, is_list
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.block.linears import applied_axis
 from duat_cli.models.discovery.modality import is_pair
@@ -203,10 +203,10 @@ def without_blocks(model: Any, structure: ModelStructure, numbers: Sequence[int]
         model.config = config
 
 
-def _holder(structure: ModelStructure) -> nn.ModuleList:
+def _holder(structure: ModelStructure) -> nn.Module:
     """The list that holds exactly the blocks, in call order. Raises UnsupportedModelError where there is none."""
     for module in structure.stack.modules():
-        if isinstance(module, nn.ModuleList) and list(module) == list(structure.calls):
+        if is_list(module) and list(module.children()) == list(structure.calls):
             return module
     raise UnsupportedModelError("its blocks are no plain list, each run once, so none can be cut out")
 

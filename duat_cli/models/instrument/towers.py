@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from duat_cli.compat.torch import is_list
 from duat_cli.models.instrument.calls import every_tensor, mappings_in
 from duat_cli.models.instrument.hooks import Forward, patched
 
@@ -72,9 +73,9 @@ def _towers(module: nn.Module, blocks: set[nn.Module]) -> Iterator[nn.Module]:
     for child in module.children():
         inside = set(child.modules())
         if blocks.isdisjoint(inside):
-            if any(isinstance(one, nn.ModuleList) for one in inside):
+            if any(map(is_list, inside)):
                 yield child
-        elif not isinstance(child, nn.ModuleList):
+        elif not is_list(child):
             yield from _towers(child, blocks)
 
 

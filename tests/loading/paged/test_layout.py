@@ -64,6 +64,16 @@ def test_lists_inside_lists_are_not_blocks_their_elements_are() -> None:
     assert block_names(model) == ["0.0.0", "0.0.1", "0.1"]
 
 
+def test_elements_of_a_sequential_of_blocks_are_blocks() -> None:
+    def block() -> nn.Module:
+        return nn.ModuleDict({"linear": nn.Linear(2, 2)})
+
+    model = nn.ModuleDict(
+        {"blocks": nn.Sequential(block(), block()), "head": nn.Sequential(nn.Linear(2, 2), nn.ReLU())}
+    )
+    assert block_names(model) == ["blocks.0", "blocks.1"]
+
+
 def test_an_embedding_under_two_names_is_one_page() -> None:
     model = Model()
     model.encoder = nn.Module()

@@ -86,6 +86,29 @@ def test_attention_in_the_block_s_own_forward_is_read_as_that_of_a_module() -> N
     assert attributed(InlineBlock) == attributed(Block)
 
 
+class Chained(OwnStack):
+    """Its blocks stand in a Sequential, which the stack calls, as those of timm do."""
+
+    def __init__(self, config: OwnConfig, block: Any = Block, blocks: int = 2) -> None:
+        super().__init__(config, block, blocks)
+        self.layers = nn.Sequential(*self.layers)
+
+    def through(self, x: Tensor) -> Tensor:
+        return self.layers(x)  # type: ignore[no-any-return]
+
+
+def test_blocks_in_a_sequential_are_read_as_those_in_a_list() -> None:
+    kinds = ["block", "attention", "head", "neuron"]
+    for verb, options in (
+        (duat.inspect, {}), (duat.verify, {}), (duat.compare, {}), (duat.check, {}),
+        (duat.prune_bound, {"granularity": kinds, "effort": "quick"}), (duat.attribute, {"measure": 3}),
+    ):  # fmt: skip
+        one, two = (
+            verb(model, prompts=PROMPTS, **options).model_dump(mode="json") for model in (own(), own(stack=Chained))
+        )
+        assert {**one, "run": None} == {**two, "run": None}
+
+
 def test_an_ffn_in_the_block_s_own_forward_has_its_neurons() -> None:
     one, two = inspected(Block), inspected(InlineFeedForward)
     assert [block.operator for block in two.blocks] == [block.operator for block in one.blocks]
