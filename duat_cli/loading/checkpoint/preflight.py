@@ -131,7 +131,10 @@ def _read_config(path: Path) -> dict[str, Any]:
         hint = f"; found {clean(below[0])}/{CONFIG}{more}: give {clean(str(path / below[0]))}" if below else ""
         fail(path / CONFIG, f"missing: no such file; expected a folder made by save_pretrained{hint}")
     refuse_foreign_link(path, CONFIG)
-    return read_json(path / CONFIG, limit=_MAX_CONFIG_BYTES, unique=True)
+    config = read_json(path / CONFIG, limit=_MAX_CONFIG_BYTES, unique=True)
+    if "pretrained_cfg" in config and "model_type" not in config:  # a checkpoint of timm, as transformers tells it
+        config["model_type"] = "timm_wrapper"
+    return config
 
 
 def _refuse_adapter(path: Path) -> None:

@@ -23,9 +23,10 @@ SIDE = 224  # pixels, where the config does not say
 def drawn_picture(config: Any) -> Tensor:
     """A disc, a square and stripes on a gradient, (1, channels, height, width); channels have mean 0 and spread 1."""
     config = getattr(config, "vision_config", config)  # a classifier made from a part of a model (CLIP)
-    side = getattr(config, "image_size", None) or SIDE
+    shape = _shape_of_timm(config)
+    side = getattr(config, "image_size", None) or shape[1:]
     height, width = (side, side) if isinstance(side, int) else tuple(side)[:2]
-    channels = getattr(config, "num_channels", None) or 3
+    channels = getattr(config, "num_channels", None) or shape[0]
     y, x = torch.meshgrid(torch.linspace(-1, 1, height), torch.linspace(-1, 1, width), indexing="ij")
     disc = ((x + 0.3) ** 2 + (y + 0.2) ** 2 < 0.2).float()
     square = ((x - 0.4).abs().maximum((y - 0.4).abs()) < 0.3).float()
@@ -35,6 +36,15 @@ def drawn_picture(config: Any) -> Tensor:
     flat = picture.flatten(1)
     spread = flat.std(dim=1).clamp_min(1e-6)[:, None, None]
     return ((picture - flat.mean(dim=1)[:, None, None]) / spread)[None]
+
+
+def _shape_of_timm(config: Any) -> tuple[int, int, int]:
+    """(channels, height, width) of the pictures of a model of timm, as its config states them."""
+    stated = getattr(config, "pretrained_cfg", None)
+    size = stated.get("input_size") if isinstance(stated, dict) else None
+    if isinstance(size, (list, tuple)) and len(size) == 3 and all(isinstance(one, int) and one > 0 for one in size):
+        return size[0], size[1], size[2]
+    return 3, SIDE, SIDE
 
 
 def drawn_video(config: Any, frames: int) -> Tensor:

@@ -58,8 +58,9 @@ def model_class(
 ) -> tuple[type[PreTrainedModel], list[str]]:
     """The class that config.json names, and notes.
 
-    If it names no known class, there is a note, and the class is the one for next tokens if the files hold all of its
-    tensors and no others, as `AutoModelForCausalLM` would choose; else the base model.
+    If it names no known class, there is a note, and the class is the one for next tokens, or else for classes of
+    pictures, if the files hold all of its tensors and no others, as `AutoModelForCausalLM` would choose; else the base
+    model.
     """
     names: list[str] = files.config.get("architectures") or []
     if trust_remote_code and files.config.get("auto_map"):
@@ -72,9 +73,9 @@ def model_class(
             return cls, _not_run(cls, files)
     got = f"{listed(names)} is no {config.model_type} class of transformers" if names else "it names none"
     note = f"config.json: architectures: {got}; loaded as "
-    with_head = _class_for_next_tokens(config, files)
-    if with_head is not None:
-        return with_head, [f"{note}{with_head.__name__}, which the files fill"]
+    for with_head in filter(None, (_class_for_next_tokens(config, files), _class_for_pictures(config))):
+        if _fills(with_head, config, files):
+            return with_head, [f"{note}{with_head.__name__}, which the files fill"]
     base = _base_class(config, files)
     return base, [f"{note}{base.__name__}, without a head"]
 
@@ -97,11 +98,24 @@ def _class_for_next_tokens(config: PreTrainedConfig, files: CheckpointFiles) -> 
     cls = models[type(config)]
     if not any(name.startswith(f"{cls.base_model_prefix}.") for name in files.tensors):
         return None  # a base model's own tensors have no prefix, and with a tied head they would be all of this class's
+    return cls
+
+
+def _class_for_pictures(config: PreTrainedConfig) -> type[PreTrainedModel] | None:
+    models = auto_models("IMAGE_CLASSIFICATION")
+    if type(config) not in models:
+        return None
+    found = models[type(config)]
+    return found[0] if isinstance(found, (tuple, list)) else found
+
+
+def _fills(cls: type[PreTrainedModel], config: PreTrainedConfig, files: CheckpointFiles) -> bool:
+    """Whether the files hold all tensors of a class and no others."""
     try:
         _, info = _rehearsed(cls, config, files, torch.float32)
     except Exception:  # the base model's error says what is wrong with the files
-        return None
-    return None if any(info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")) else cls
+        return False
+    return not any(info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
 
 
 def _base_class(config: PreTrainedConfig, files: CheckpointFiles) -> type[PreTrainedModel]:

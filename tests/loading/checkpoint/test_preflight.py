@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
@@ -158,6 +159,13 @@ def test_a_config_field_that_could_steer_the_loader(fields: dict[str, Any], part
     message = refusal_of_files(sound)
     assert f"{bad.CFG}: " in message
     assert part in message
+
+
+def test_a_config_of_timm_names_no_type(sound: Path) -> None:
+    config = json.loads((sound / bad.CFG).read_text())
+    del config["model_type"]
+    (sound / bad.CFG).write_text(json.dumps({**config, "pretrained_cfg": {}}))
+    assert inspect_folder(sound).config["model_type"] == "timm_wrapper"
 
 
 @pytest.mark.parametrize("content", ["", "[" * 100_000, "9" * 5000, "null", '"text"'])

@@ -29,6 +29,14 @@ def test_of_a_model_of_several_parts_its_shape_is_that_of_the_part_that_sees() -
     assert torch.equal(drawn_picture(SimpleNamespace(vision_config=eye)), drawn_picture(eye))
 
 
+@pytest.mark.parametrize(
+    ("stated", "shape"),
+    [({"input_size": [1, 40, 56]}, (1, 40, 56)), ({"input_size": "large"}, (3, 224, 224)), ("none", (3, 224, 224))],
+)
+def test_a_model_of_timm_states_its_shape_in_its_own_way(stated: object, shape: tuple[int, ...]) -> None:
+    assert drawn_picture(SimpleNamespace(pretrained_cfg=stated))[0].shape == shape
+
+
 def test_its_parts_differ() -> None:
     picture = drawn_picture(SimpleNamespace(image_size=32, num_channels=3))
     patches = picture.unfold(2, 8, 8).unfold(3, 8, 8).reshape(3, 16, -1)[0]

@@ -41,6 +41,14 @@ def test_the_base_model_where_the_files_lack_a_head_or_hold_more(extra: bool, so
     assert any("score.weight" in w for w in loaded.warnings) == extra
 
 
+@pytest.mark.parametrize("cls", [transformers.ViTForImageClassification, transformers.ViTModel])
+def test_classes_of_pictures_where_the_files_hold_them(cls: type[transformers.PreTrainedModel], tmp_path: Path) -> None:
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
+    cls(transformers.ViTConfig(**sizes, image_size=8, patch_size=4)).save_pretrained(tmp_path)
+    bad.jedit(tmp_path / bad.CFG, architectures=None)
+    assert type(load(str(tmp_path)).model) is cls
+
+
 def test_a_base_models_own_file_is_given_no_head_though_it_is_tied(tmp_path: Path) -> None:
     config = transformers.GPT2Config(n_embd=8, n_layer=1, n_head=1, vocab_size=20, n_positions=8)
     assert config.tie_word_embeddings
