@@ -13,8 +13,9 @@ import transformers
 from classifiers import KINDS, classifier
 from helpers import two_single
 from paging import in_parts, two_saved, whole
-from transformers import AutoConfig, AutoModelForMaskedLM
+from transformers import AutoConfig, AutoModelForMaskedLM, ViTConfig, ViTForImageClassification
 
+import duat_cli as duat
 from duat_cli.analysis.check.behaviour import EVERY, Answer, Asking
 from duat_cli.analysis.inspect.options import Filled, InspectOptions
 from duat_cli.analysis.inspect.run import inspect
@@ -282,3 +283,22 @@ def test_a_tokenizer_that_does_not_say_which_text_a_token_is(tmp_path: Path) -> 
     assert (behaviour.scored_bytes, behaviour.loss_per_byte) == (None, None)
     assert "tokenizer" in behaviour.reasons["loss_per_byte"]
     assert behaviour.loss_per_token is not None
+
+
+class WholeForImageClassification(ViTForImageClassification):
+    """It gives logits alone, as transformers' wrapper around models of timm does."""
+
+    base_model_prefix = ""
+
+
+def test_a_classifier_that_gives_no_hidden_states_is_asked_for_its_classes() -> None:
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    model = WholeForImageClassification(ViTConfig(**sizes, image_size=8, patch_size=4, num_labels=3)).eval()
+    picture = {"pixel_values": torch.randn(1, 3, 8, 8)}
+    behaviour = duat.check(model, inputs=[picture]).behaviour
+    assert behaviour is not None
+    logits = model(**picture).logits[0].detach()
+    entropy = torch.distributions.Categorical(logits=logits.double()).entropy()
+    assert (behaviour.predicts, behaviour.vocabulary) == ("class", 3)
+    assert behaviour.entropy == pytest.approx(float(entropy), rel=1e-5)
+    assert behaviour.logit_range == pytest.approx(float(logits.max() - logits.min()), rel=1e-5)
