@@ -144,15 +144,21 @@ def _instead(given: Tensor, taken: Tensor) -> str:
     return "not"
 
 
-def inner_lists(stack: nn.Module, name: str, attending: Collection[nn.Module]) -> list[str]:
+def inner_lists(stack: nn.Module, name: str, attending: Collection[nn.Module], *, staged: bool) -> list[str]:
     """The names of the lists inside that list whose elements may be blocks, where it holds lists only, or stages with
-    attention in lists of theirs."""
+    attention in lists of theirs. staged: whether its elements may be stages."""
     found = stack.get_submodule(name)
     if all(map(is_list, found.children())):
         inner = found.named_children()
         return [] if in_pieces(found, attending) else [f"{name}.{own}" for own, child in inner if any(child.children())]
-    lists = ((own, child) for own, child in found.named_modules() if is_list(child) and own)
-    return [f"{name}.{own}" for own, child in lists if any(module in attending for module in child.modules())]
+    lists = {own: child for own, child in found.named_modules() if staged and is_list(child) and own}
+    outer = {own: child for own, child in lists.items() if not any(own.startswith(f"{other}.") for other in lists)}
+    return [f"{name}.{own}" for own, child in outer.items() if _may_hold_blocks(child, attending)]
+
+
+def _may_hold_blocks(found: nn.Module, attending: Collection[nn.Module]) -> bool:
+    """Whether elements of this list hold attention, and none is an attention module itself, as parts of a block are."""
+    return not set(found.children()) & set(attending) and any(module in attending for module in found.modules())
 
 
 def in_pieces(blocks: nn.Module, attending: Collection[nn.Module]) -> bool:

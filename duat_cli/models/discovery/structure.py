@@ -323,7 +323,7 @@ class Discovery:
         if not self._calls[home]:
             raise UnsupportedModelError(f"{name} never calls the blocks that hold its attention")
         if home in self._unchained:
-            if len(inner := inner_lists(self.stack, home, self._tracer.attention)) > 1:
+            if len(inner := self._inner_lists(home, self._tracer.attention)) > 1:
                 raise SeveralStacksError(inner)
             if (why := why_unchained(self.stack, home, self._calls, self._tracer.attention)) is not None:
                 raise UnsupportedModelError(why)
@@ -335,6 +335,11 @@ class Discovery:
         """The modules that mix tokens; those behind the last block where there are no others."""
         return self._tracer.attention or self._mixers or self._tracer.behind
 
+    def _inner_lists(self, home: str, attending: Collection[nn.Module]) -> list[str]:
+        """`inner_lists` of a list that is no chain. Between stages the stream changes its shape."""
+        staged = not isinstance(self._unchained[home], ChangedStreamError)
+        return inner_lists(self.stack, home, attending, staged=staged)
+
     def _home(self) -> str:
         """The outermost list of modules around the attention modules."""
         seen = self._attending
@@ -344,7 +349,7 @@ class Discovery:
             outside = {type(m).__name__ for m in seen if not any(m in set(b.modules()) for b in self._list_of)}
             raise UnsupportedModelError(f"attention runs outside any list of blocks: {', '.join(sorted(outside))}")
         if len(homes) > 1:
-            inner = {o: inner_lists(self.stack, o, seen) for o in map(str, homes) if o in self._unchained}
+            inner = {o: self._inner_lists(o, seen) for o in map(str, homes) if o in self._unchained}
             raise SeveralStacksError([name for home in map(str, homes) for name in inner.get(home) or [home]])
         return str(homes[0])
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 from helpers import InDouble, Wiring, dense_blocks, double_model, far, first_two, single_model, sweep, token_ids
 from image_models import HEARD
-from torch import Tensor
+from own_code import WIDTH, Attention, FeedForward, OwnStack, own
+from torch import Tensor, nn
 from transformers import TimesformerConfig, TimesformerModel, Wav2Vec2Config, Wav2Vec2Model, YolosConfig, YolosModel
 
 from duat_cli.analysis.decomposition import Decomposition
@@ -194,3 +195,54 @@ def test_sequences_of_one_token_each_are_no_tokens_of_one_sequence() -> None:
     entry = entry_of_type("mobilevit")
     assert [stack.status for stack in entry.stacks or []] == ["refused"] * 3
     assert all("takes 4 sequences for one input" in (stack.reason or "") for stack in entry.stacks or [])
+
+
+class _Listed(nn.Module):
+    """A block that holds its parts in a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.LayerNorm(WIDTH) for _ in range(2))
+        self.parts = nn.ModuleList([Attention(), FeedForward()])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for norm, part in zip(self.norms, self.parts, strict=True):
+            x = x + part(norm(x))
+        return x
+
+
+class _Stage(nn.Module):
+    """Tokens that are made of a picture, and become one again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.between, self.blocks = nn.Conv2d(WIDTH, WIDTH, 1), nn.ModuleList(_Listed() for _ in range(2))
+
+    def forward(self, picture: Tensor) -> Tensor:
+        x = torch.tanh(self.between(picture)).flatten(2).transpose(1, 2)
+        for block in self.blocks:
+            x = block(x)
+        return x.transpose(1, 2).unsqueeze(-1)
+
+
+class _Staged(OwnStack):
+    def through(self, x: Tensor) -> Tensor:
+        return super().through(x.transpose(1, 2).unsqueeze(-1)).squeeze(-1).transpose(1, 2)
+
+
+class _Between(OwnStack):
+    def through(self, x: Tensor) -> Tensor:
+        return self.layers[1](torch.tanh(self.layers[0](x)))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("block", "stack", "names"),
+    [(_Listed, _Between, ["layers"]), (_Stage, _Staged, ["layers.0.blocks", "layers.1.blocks"])],
+)
+def test_a_list_of_the_parts_of_a_block_is_no_stack(
+    block: type[nn.Module], stack: type[OwnStack], names: list[str]
+) -> None:
+    entry = examine(own(block, stack))
+    assert [one.stack for one in entry.stacks or []] == names
+    assert entry.relative_error is not None
+    assert entry.relative_error <= 1e-5
