@@ -50,12 +50,12 @@ class Towers:
 
         def instead(_module: nn.Module, original: Forward, args: Any, kwargs: Any) -> Any:
             number, given = next(numbers), (args, kwargs)
+            if mappings_in(args, kwargs) or not _plain(given):  # it may put something into a mapping, or a gradient is
+                return original(*args, **kwargs)  # taken through it: then it stands behind the blocks
             known = self._known.get(number)
             found = None if known is None else known.again(given)
             if found is not None:
                 return found
-            if mappings_in(args, kwargs) or not _plain(given):  # it may put something into a mapping
-                return original(*args, **kwargs)
             given = copy.deepcopy(given)  # before the module could write to it
             output = original(*args, **kwargs)
             self._known.pop(number, None)

@@ -134,3 +134,16 @@ def test_the_encoder_of_pictures_or_sound_is_a_tower(name: str) -> None:
     model = picture_texts.build(name)
     found = patched(model.model, Towers(model.model, picture_texts.blocks_of(model)))
     assert found in (["visual"], ["vision_tower"], ["vision_model"], ["audio_tower"])
+
+
+def test_a_module_with_a_list_behind_the_blocks_gives_gradients() -> None:
+    """It is given the values of the last pass again, now with a gradient to take through it."""
+    model, towers = made()
+    x = torch.randn(2, 4)
+    with towers.active(itertools.count()):
+        model.tower(x)
+    again = x.clone().requires_grad_()
+    with towers.active(itertools.count()):
+        found = model.tower(again)["last"]
+    [gradient] = torch.autograd.grad(found.sum(), [again])
+    torch.testing.assert_close(gradient, model.tower.layers[0].weight.sum(0).expand(2, 4))
