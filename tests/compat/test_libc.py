@@ -55,6 +55,42 @@ def test_freed_memory_goes_back() -> None:
     assert int(done.stdout) < 4 << 20
 
 
+SMALL_HOLES = """
+import contextlib, sys
+import torch
+from duat_cli.compat import libc
+if "returned" in sys.argv:
+    libc.return_freed_memory()
+before = libc.resident_memory()
+with libc.small_blocks_returned() if "small" in sys.argv else contextlib.nullcontext():
+    freed = [torch.ones((300 if k % 2 else 150) << 10, dtype=torch.uint8) for k in range(200)]
+    held = freed[::2]  # each lies behind one that is freed
+    del freed
+print(libc.resident_memory() - before - sum(tensor.numel() for tensor in held))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="read from /proc")
+@pytest.mark.parametrize(("how", "given_back"), [(["returned", "small"], True), (["returned"], False)])
+def test_small_blocks_go_back_while_weights_are_read(how: list[str], given_back: bool) -> None:
+    child = [sys.executable, "-c", SMALL_HOLES, *how]
+    done = subprocess.run(child, stdout=subprocess.PIPE, check=True, timeout=PATIENCE)
+    assert (int(done.stdout) < 8 << 20) == given_back
+
+
+def test_small_blocks_go_back_only_where_large_ones_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(libc, "_set", lambda wanted: not asked.append(wanted[libc._M_MMAP_THRESHOLD]))
+    monkeypatch.setattr(libc, "_asked", {})
+    for setting, then in ((None, []), (libc.return_freed_memory, [128 << 10, 1 << 20]), (libc.keep_freed_memory, [])):
+        if setting is not None:
+            setting()
+        asked.clear()
+        with libc.small_blocks_returned():
+            pass
+        assert asked == then
+
+
 def test_another_c_library_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(libc.ctypes, "CDLL", lambda _name: object())
     assert not libc.keep_freed_memory()

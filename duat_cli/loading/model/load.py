@@ -15,6 +15,7 @@ import transformers
 from torch import Tensor, nn
 from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig, PreTrainedModel
 
+from duat_cli.compat.libc import small_blocks_returned
 from duat_cli.compat.transformers import OnDevice, as_weights_are, load_part, targets_of
 from duat_cli.errors import CheckpointError, InputError
 from duat_cli.loading.checkpoint.dtypes import SHORT, SIZES, auto_dtype, no_dtype
@@ -308,7 +309,7 @@ def _fill(
 ) -> PreTrainedModel:
     """The model with its weights."""
     place = {} if device.type == "cpu" else {"device_map": {"": str(device)}}
-    with foreign_errors(cannot(cls, files)), Reader(files, threads=True) as reader:
+    with foreign_errors(cannot(cls, files)), small_blocks_returned(), Reader(files, threads=True) as reader:
         unread = {name: OnDevice(one, str(device)) for name, one in reader.each().items()}
         model, info = filled(cls, config, unread, dtype, **place)
     if info["error_msgs"]:

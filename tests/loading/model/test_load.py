@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import bad_checkpoints as bad
 import pytest
@@ -16,7 +17,9 @@ from helpers import minilm
 from refusals import refusal_of_load
 from safetensors.torch import load_file
 
+from duat_cli.compat import libc
 from duat_cli.errors import CheckpointError, DuatError
+from duat_cli.loading.model import load as load_module
 from duat_cli.loading.model.fingerprint import fingerprint
 from duat_cli.loading.model.load import load, parse_device
 from duat_cli.loading.model.tokenizer import load_tokenizer
@@ -185,3 +188,18 @@ def test_a_tensor_that_holds_nothing_is_read(tmp_path: Path) -> None:
     assert model.embeddings.register_tokens.shape == (1, 0, 32)
     stored = load_file(tmp_path / "model.safetensors")
     assert torch.equal(model.embeddings.cls_token, stored["embeddings.cls_token"])
+
+
+def test_small_freed_blocks_go_back_while_all_weights_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+    filled = load_module.filled
+
+    def read(*args: Any, **more: Any) -> Any:
+        asked.append("read")
+        return filled(*args, **more)
+
+    monkeypatch.setattr(libc, "_asked", {libc._M_MMAP_THRESHOLD: libc._LARGE})
+    monkeypatch.setattr(libc, "_set", lambda wanted: not asked.append([*wanted.values()]))
+    monkeypatch.setattr(load_module, "filled", read)
+    load_module.load(None)
+    assert asked == [[128 << 10], "read", [1 << 20]]
