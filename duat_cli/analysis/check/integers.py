@@ -1,20 +1,20 @@
-"""Matrices of integers that are not quantised weights; only the class of the model tells them apart, no header does."""
+"""Tensors of integers that are not quantised weights; only the class of the model tells them apart, no header does."""
 
 from __future__ import annotations
 
-from duat_cli.checks.rules.files import integer_matrices
+from duat_cli.checks.rules.files import no_floats
 from duat_cli.errors import DuatError
 from duat_cli.loading.checkpoint.preflight import CheckpointFiles
 
 
 def tables(files: CheckpointFiles, trust_remote_code: bool) -> frozenset[str]:
-    """Names of the matrices of integers, such as indices and masks, that the class holds as integers in a buffer, or
-    that it knows but leaves out.
+    """Names of the tensors without floating-point numbers, such as indices and masks, that the class holds so in a
+    buffer, or that it knows but leaves out.
 
     Empty where the class cannot be built, or torch is not installed. torch is imported only for a checkpoint with
-    matrices of integers.
+    such tensors.
     """
-    names = integer_matrices(files)
+    names = no_floats(files)
     if not names:
         return frozenset()
     try:

@@ -7,12 +7,15 @@ from collections.abc import Iterable
 
 from duat_cli.checks.places import block_of, depth
 from duat_cli.checks.rule import Evidence, Measurement, Rule, Settings
+from duat_cli.grouping import by_key
 from duat_cli.loading.checkpoint.dtypes import RUN_IN, rounded_at_load
 from duat_cli.loading.checkpoint.index import INDEX
 from duat_cli.loading.checkpoint.preflight import CheckpointFiles
 from duat_cli.text import clean, listed, plural, shown, some
 
 _WHOLE = ("I8", "U8", "I16", "U16", "I32", "U32", "I64", "U64")
+_OTHER = {"BOOL": "truth values", "C64": "complex numbers"}  # what no weight is stored as either, matrix or not
+_WEIGHTS = ("weight", "gamma", "beta")  # last parts of names that no table has
 
 
 def _notes(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
@@ -74,16 +77,29 @@ def _mixed(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
     yield Measurement(max(0, len(count) - 1), f"dtypes of the tensors: {text or 'none'}")
 
 
-def integer_matrices(files: CheckpointFiles) -> list[str]:
-    """Names of integer tensors with more than one row and column."""
-    return [n for n, t in files.tensors.items() if t.dtype in _WHOLE and sum(s > 1 for s in t.shape) > 1]
+def no_floats(files: CheckpointFiles) -> dict[str, str]:
+    """Tensors in the place of weights that hold no floating-point numbers -> what they are, in words: integers with
+    more than one row and column, and integers, truth values or complex numbers whose name is that of a weight."""
+    found = {}
+    for name, tensor in files.tensors.items():
+        if tensor.dtype in _WHOLE and sum(s > 1 for s in tensor.shape) > 1:
+            found[name] = "matrix of integers"
+        elif tensor.dtype in (*_WHOLE, *_OTHER) and tensor.elements and _is_weight(name, tensor.shape):
+            found[name] = f"weight of {_OTHER.get(tensor.dtype, 'integers')}"
+    return found
+
+
+def _is_weight(name: str, shape: tuple[int, ...]) -> bool:
+    leaf = name.rpartition(".")[2]
+    return leaf in _WEIGHTS or leaf.endswith("_proj") or (leaf == "bias" and len(shape) == 1)
 
 
 def _quantised(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
-    names = [name for name in integer_matrices(evidence.files) if name not in evidence.tables]
-    if names:
-        many = plural(len(names), "matrix", "matrices")
-        yield Measurement(len(names), f"{many} of integers: {listed(names)}", where=min(names))
+    kinds = no_floats(evidence.files)
+    for what, names in by_key((kinds[name], name) for name in kinds if name not in evidence.tables).items():
+        one, _, content = what.partition(" of ")
+        many = plural(len(names), one, "matrices" if one == "matrix" else "weights")
+        yield Measurement(len(names), f"{many} of {content}: {listed(names)}", where=min(names))
 
 
 RULES = [
@@ -136,9 +152,10 @@ RULES = [
     ),
     Rule(
         "integrity.quantised",
-        "matrices of integers, whose scales duat does not know: config.json names no format that is read",
+        "matrices of integers, whose scales duat does not know: config.json names no format that is read; and weights, "
+        "also of norms, stored as integers, truth values or complex numbers",
         "Give the checkpoint in full precision, or dequantise it.",
         _quantised,
-        unit="matrices",
+        unit="tensors",
     ),
 ]

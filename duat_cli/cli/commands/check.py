@@ -36,7 +36,7 @@ class Asked(Options):
     )
     weights_only: bool = check_option(
         help="Check only what the files say: no tokenizer, no forward pass, and no torch, except to tell what "
-        "matrices of integers are."
+        "tensors of integers are."
     )
     adapter: str | None = check_option(
         metavar="ADAPTER",

@@ -12,6 +12,7 @@ from transformers import SwinConfig, SwinModel
 
 from duat_cli.analysis.check import integers
 from duat_cli.analysis.check.integers import tables
+from duat_cli.checks.rules.files import no_floats
 from duat_cli.errors import CheckpointError
 from duat_cli.loading.checkpoint.preflight import inspect_folder
 from duat_cli.zoo import tiny
@@ -64,3 +65,22 @@ def test_of_a_class_that_cannot_be_built_none_is_known(windows: Path, monkeypatc
 
     monkeypatch.setattr("duat_cli.loading.model.load.fit_of", refused)
     assert integers.tables(inspect_folder(windows), False) == frozenset()
+
+
+NORM = "model.layers.0.input_layernorm.weight"
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.bool, torch.complex64])
+@pytest.mark.parametrize("name", [NORM, "model.layers.0.self_attn.q_proj.weight"])
+def test_a_weight_without_floating_point_numbers_is_a_finding(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    tiny.tiny_model("llama").save_pretrained(tmp_path)
+    bad.wedit(tmp_path, lambda s: s.update({name: s[name].to(dtype)}))
+    files = inspect_folder(tmp_path)
+    assert (list(no_floats(files)), tables(files, False)) == ([name], frozenset())
+
+
+def test_a_mask_of_truth_values_is_no_weight(tmp_path: Path) -> None:
+    tiny.tiny_model("gpt_neox").save_pretrained(tmp_path)
+    mask = "gpt_neox.layers.0.attention.bias"
+    bad.wedit(tmp_path, lambda s: s.update({mask: torch.ones(1, 1, 8, 8, dtype=torch.bool)}))
+    assert not no_floats(inspect_folder(tmp_path))
