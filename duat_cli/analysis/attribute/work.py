@@ -28,7 +28,7 @@ from duat_cli.loading.checkpoint.sizes import streams_of
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.block.parts import BlockParts as BlockModules
 from duat_cli.models.budgets import TARGET_BYTES, target_bytes
-from duat_cli.models.discovery.causality import over_tokens, run_pair
+from duat_cli.models.discovery.causality import logits_in, over_tokens, run_pair
 from duat_cli.models.discovery.modality import DISCOVERY_TOKENS, STATES, Given, placed, probe_inputs, stack_of
 from duat_cli.models.discovery.structure import Discovered, run_stack
 from duat_cli.models.instrument.rig import BlockRun
@@ -271,11 +271,10 @@ class Prediction:
             output = run_stack(self._model, self._given, self._mask)
         else:
             output = run_pair(self._model, self._given)
-        for name in ("logits", "prediction_logits"):  # the latter: classes for pretraining, which have several heads
-            found = getattr(output, name, None)
-            if isinstance(found, Tensor):
-                self._require_choice(found)
-                return found
+        found = logits_in(output)
+        if found is not None:
+            self._require_choice(found)
+            return found
         hidden = getattr(output, "last_hidden_state", None)
         if not isinstance(hidden, Tensor):
             raise UnsupportedModelError(f"{type(self._model).__name__} puts out neither `logits` nor hidden states")

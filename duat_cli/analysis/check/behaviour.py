@@ -33,10 +33,11 @@ from duat_cli.models.discovery.causality import (
     HeadTest,
     head_logits,
     head_of,
+    head_output,
     why_no_classes,
 )
 from duat_cli.models.discovery.modality import placed_tensors, stack_of
-from duat_cli.models.discovery.structure import Discovery, run_stack
+from duat_cli.models.discovery.structure import Discovery
 from duat_cli.models.sweep.lockstep import Call, Guest, forwards
 from duat_cli.results.base import finite
 from duat_cli.results.behaviour import CLASSES, NOT_FINITE, Behaviour, Predicts, TunedBehaviour
@@ -259,7 +260,7 @@ def _kind_given(loaded: LoadedModel, prompt: Prompt, logits: Tensor | None) -> P
 
 
 def _why_unasked(model: Any) -> str:
-    """Why a model gives no distribution that can be asked for; some have a head for answers, choices or pretraining."""
+    """Why a model gives no distribution that can be asked for; some have a head for answers or choices."""
     other = None if model.base_model is model else f"what the head of {type(model).__name__} gives is not read"
     return why_no_classes(model) or other or _NO_HEAD
 
@@ -272,7 +273,7 @@ def _short(row: Sequence[float]) -> list[float]:
 def _masked(model: Any, answer: Answer, device: str) -> None:
     """Runs a prompt with masked tokens, and adds the logits there, (masked, V), to the answer's tally."""
     question = answer.question
-    answer.tally.add(run_stack(model, question.ids.to(device)).logits[0][list(question.at)], question.targets)
+    answer.tally.add(head_output(model, question.ids.to(device))[0][list(question.at)], question.targets)
 
 
 def _embedding(hidden: Tensor) -> Tensor:
@@ -341,7 +342,7 @@ def tuned_behaviour(adapter: AdapterFiles, found: Found, loaded: LoadedModel, as
 
 def _losses(model: Any, question: Question, device: str) -> list[float]:
     """Loss of every target, in nats."""
-    logits: Tensor = run_stack(model, question.ids.to(device)).logits[0][list(question.at)[: len(question.targets)]]
+    logits: Tensor = head_output(model, question.ids.to(device))[0][list(question.at)[: len(question.targets)]]
     targets = torch.tensor(question.targets, device=logits.device).split(len(by_tokens(logits)[0]))
     found: list[float] = []
     for piece, target in zip(by_tokens(logits), targets, strict=True):

@@ -21,7 +21,7 @@ from duat_cli.kinds import Patched
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.arrays import relative_error, rounding_for, tolerance_for
 from duat_cli.models.budgets import ABLATION_BYTES, PATCH_VECTORS, waiting_bytes
-from duat_cli.models.discovery.causality import HeadTest, by_row, run_headed
+from duat_cli.models.discovery.causality import HeadTest, by_row, head_output
 from duat_cli.models.discovery.modality import Given, placed
 from duat_cli.models.instrument.attention import StoredRows
 from duat_cli.models.instrument.held import Held
@@ -292,7 +292,7 @@ def third_texts(prompts: Sequence[Prompt], pairs: Sequence[tuple[int, int]]) -> 
 
 def _last_logits(model: Any, given: Given) -> Tensor:
     """Logits behind the last token, (vocabulary,), or of a whole input, (classes,)."""
-    return by_row(run_headed(model, given).logits)[0, -1].clone()
+    return by_row(head_output(model, given))[0, -1].clone()
 
 
 def _with_head(own: Held, other: Held, head: int) -> Held:

@@ -139,14 +139,28 @@ class LogitsPass:
         return torch.no_grad()
 
     def run(self) -> None:
-        # a class for pretraining may hold its head's output under another name
-        logits = getattr(run_headed(self._model, self._given), "logits", None)
-        if not isinstance(logits, Tensor):
+        logits = logits_in(run_headed(self._model, self._given))
+        if logits is None:
             return
         if logits.shape[:-1] == self._shape and over_tokens(self._model, logits):
             self.found = logits if self._rows is None else logits[:, self._rows].clone()
         elif class_count(self._model) == logits.shape[-1] and logits.shape[:-1] in (self._shape, (1,)):
             self.classes = by_row(logits)
+
+
+def logits_in(output: Any) -> Tensor | None:
+    """The logits in a model's output; of a class for pretraining, which has several heads, those over its vocabulary.
+    None where it has none."""
+    named = (getattr(output, name, None) for name in ("logits", "prediction_logits"))
+    return next((logits for logits in named if isinstance(logits, Tensor)), None)
+
+
+def head_output(model: Any, given: Given) -> Tensor:
+    """The logits of a model with a head, (B, N, vocabulary) or (B, classes)."""
+    logits = logits_in(run_headed(model, given))
+    if logits is None:
+        raise UnsupportedModelError(f"{type(model).__name__} puts out no logits")
+    return logits
 
 
 def by_row(logits: Tensor) -> Tensor:
@@ -292,7 +306,7 @@ def _tokens_at_once(model: Any, tokens: int) -> int:
 
 def _logits(model: Any, given: Given, start: int, stop: int, tokens: int) -> Tensor:
     if (start, stop) == (0, tokens) or not isinstance(given, Tensor):
-        return by_row(run_stack(model, given).logits)[0]
+        return by_row(head_output(model, given))[0]
     kept = torch.arange(start, stop, device=given.device)
     some: Tensor = model(
         input_ids=given, attention_mask=torch.ones_like(given), use_cache=False, logits_to_keep=kept

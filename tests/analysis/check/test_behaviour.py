@@ -242,7 +242,25 @@ def test_a_classifier_read_block_by_block_gives_the_same_numbers(kind: str, tmp_
         assert asked(loaded, texts, None) == asked(resident, texts, None)
 
 
-@pytest.mark.parametrize("name", ["BertForPreTraining", "BertForQuestionAnswering", "BertForNextSentencePrediction"])
+def test_a_class_for_pretraining_is_asked_for_masked_tokens(tmp_path: Path) -> None:
+    config = two_single("bert").config
+    transformers.BertForPreTraining._from_config(config).save_pretrained(tmp_path / "m")
+    loaded = whole(tmp_path / "m")
+    texts = prompts(config.vocab_size)
+    behaviour, _ = asked(loaded, texts)
+    found = []
+    for ids in (text.input_ids for text in texts):
+        at = range(1, ids.shape[1], EVERY)
+        hidden = ids.clone()
+        hidden[0, list(at)] = MASK
+        with torch.no_grad():
+            odds = loaded.model(input_ids=hidden).prediction_logits[0].double().log_softmax(dim=-1)
+        found += [-float(odds[place, ids[0, place]]) for place in at]
+    assert (behaviour.predicts, behaviour.scored) == ("masked token", len(found))
+    assert behaviour.loss_per_token == pytest.approx(sum(found) / len(found), rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["BertForMultipleChoice", "BertForQuestionAnswering", "BertForNextSentencePrediction"])
 def test_a_head_that_is_not_read_is_named_and_not_denied(name: str, tmp_path: Path) -> None:
     config = two_single("bert").config
     getattr(transformers, name)._from_config(config).save_pretrained(tmp_path / "m")

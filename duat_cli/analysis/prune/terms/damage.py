@@ -31,7 +31,7 @@ from duat_cli.errors import InputError, UnsupportedModelError
 from duat_cli.kinds import MetricName
 from duat_cli.loading.inputs.within import pieces_of
 from duat_cli.models.arrays import rounding_for, wide
-from duat_cli.models.discovery.causality import Classes, HeadTest, by_row, head_of, run_headed
+from duat_cli.models.discovery.causality import Classes, HeadTest, by_row, head_of, head_output
 from duat_cli.models.discovery.modality import Given, by_place, is_pair
 from duat_cli.models.discovery.structure import ModelStructure, run_stack
 from duat_cli.models.sweep.passes import Forward
@@ -317,8 +317,7 @@ def last_states(output: Any, stack: Any) -> Tensor:
 
 def logits_of(model: Any, given: Given) -> Tensor:
     """The logits that a model with a head gives, (1, N, vocabulary) or (1, classes)."""
-    logits: Tensor = run_headed(model, given).logits
-    return logits
+    return head_output(model, given)
 
 
 def _fisher_noise(logits: Tensor, noise: Callable[[tuple[int, ...]], Tensor], count: int) -> Tensor:

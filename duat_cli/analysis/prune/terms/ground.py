@@ -16,7 +16,7 @@ from duat_cli.analysis.session import Session
 from duat_cli.errors import InputError, NoSignalError, UnsupportedModelError
 from duat_cli.kinds import MetricName
 from duat_cli.models.block.parts import BlockParts
-from duat_cli.models.discovery.causality import HeadTest, LogitsPass, by_row, run_headed
+from duat_cli.models.discovery.causality import HeadTest, LogitsPass, by_row, logits_in, run_headed
 from duat_cli.models.discovery.modality import DISCOVERY_TOKENS, Given, probe_inputs
 from duat_cli.models.discovery.structure import Discovered, run_stack
 from duat_cli.models.edits.parameters import BlockParameters, block_parameters
@@ -131,7 +131,7 @@ class _Guest(Placing):
             output = run_headed(model, given)
             if not self.logits:
                 return last_states(output, model)
-            logits = getattr(output, "logits", None)
+            logits = logits_in(output)
             return None if logits is None else by_row(logits)
 
         return forward

@@ -14,7 +14,7 @@ from helpers import token_ids, two_single
 from torch import Tensor
 from transformers import PreTrainedConfig
 
-from duat_cli.analysis.prune.terms.damage import Divergence, Hidden, Loss, hidden_states, metric_for
+from duat_cli.analysis.prune.terms.damage import Divergence, Hidden, Loss, hidden_states, logits_of, metric_for
 from duat_cli.errors import InputError, UnsupportedModelError
 from duat_cli.models.discovery.causality import head_of
 from duat_cli.models.discovery.structure import discover
@@ -246,14 +246,15 @@ def test_causality_of_an_untrained_model_in_every_dtype(decoder: bool, dtype: to
     assert head_of(model, discover(model).stack).causal == decoder
 
 
-def test_a_head_whose_output_has_another_name_is_none() -> None:
+def test_a_head_whose_output_has_another_name_is_read() -> None:
     from transformers import BertForPreTraining
 
     model, _ = structure_of("bert")
     model = BertForPreTraining._from_config(model.config, attn_implementation="eager").eval()
-    assert model.get_output_embeddings() is not None
-    assert metric_for(None, model, discover(model)).name == "hidden"
-    assert "no LM head" in str(head_of(model, discover(model).stack).why_no_next_token())
+    assert metric_for(None, model, discover(model)).name == "kl"
+    ids = torch.tensor([[5, 6, 7]])
+    assert torch.equal(logits_of(model, ids), model(ids).prediction_logits)
+    assert "move with later tokens" in str(head_of(model, discover(model).stack).why_no_next_token())
 
 
 @pytest.mark.parametrize("name", ["kl", "nll"])
