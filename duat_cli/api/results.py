@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import PrivateAttr
 
+from duat_cli.api.settings import whole
 from duat_cli.errors import InputError
 from duat_cli.report.forms.eval_results import render_eval_results
 from duat_cli.report.forms.model_card import model_card
@@ -26,7 +27,7 @@ from duat_cli.results.matrix import MatrixReport
 from duat_cli.results.plan import PlanReport
 from duat_cli.results.prune.report import PruneReport
 from duat_cli.results.support import SupportReport
-from duat_cli.text import clean, plural
+from duat_cli.text import clean, one_line, plural
 
 if TYPE_CHECKING:
     from duat_cli.api.operator import Operator
@@ -49,8 +50,14 @@ class Shown(Report):
         return to_text(self, page)
 
     def to_text(self, width: int = 100, *, wide: bool = False, every: bool = False) -> str:
-        """The table that the command prints, `width` characters wide. wide, every: as with --wide, and with --all."""
-        return self.render(Page(width=width, wide=wide, every=every))
+        """The table that the command prints, `width` characters wide. wide, every: as with --wide, and with --all.
+
+        InputError for a width that is no whole number of at least 1.
+        """
+        columns = whole(width)
+        if columns is None or columns < 1:
+            raise InputError(f"width {one_line(repr(width), 60)}: expected a whole number of at least 1")
+        return self.render(Page(width=columns, wide=wide, every=every))
 
     def to_json(self) -> str:
         """The JSON that the command writes with --json."""

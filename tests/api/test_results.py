@@ -61,6 +61,12 @@ def test_every_table_of_every_report_is_one(report: InspectResult) -> None:
             assert "\x1b" not in text
 
 
+@pytest.mark.parametrize("width", ["80", 80.0, None, True, 0, -5])
+def test_a_width_that_is_no_number_of_characters_is_refused(width: object) -> None:
+    with pytest.raises(duat.InputError, match=r"^width .*: expected a whole number"):
+        weights_alone().to_text(width)  # type: ignore[arg-type]
+
+
 def test_a_table_names_each_where_it_is_asked_to() -> None:
     report = made(duat.lora_diff)
     assert "--all shows a row for each parameter" in report.to_text()
