@@ -267,6 +267,12 @@ class Prediction:
 
     def __call__(self) -> Tensor:
         """The output, (1, N, vocabulary) or (1, classes), or (1, M) without a head."""
+        name = type(self._model).__name__
+        if name.endswith("ForMultipleChoice"):
+            raise UnsupportedModelError(
+                f"{name} chooses between several texts, and a prompt is one text: it has no logit to attribute; duat "
+                "inspect and verify read its blocks"
+            )
         if isinstance(self._given, Tensor) or STATES not in self._given:
             output = run_stack(self._model, self._given, self._mask)
         else:

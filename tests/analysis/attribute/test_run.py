@@ -17,7 +17,7 @@ from classifiers import LABELS, classifier
 from helpers import far, minilm, single_model, token_ids, two_deep, two_single
 from paging import in_parts, two_saved, whole
 from torch import Tensor, nn
-from transformers import AutoModel, AutoModelForPreTraining
+from transformers import AutoModel, AutoModelForMultipleChoice, AutoModelForPreTraining
 
 from duat_cli.analysis.attribute.run import AttributeOptions, attribute
 from duat_cli.analysis.attribute.targets import Asked
@@ -263,6 +263,12 @@ def test_one_number_for_each_token_is_no_class_of_the_prompt() -> None:
     assert model(ids).logits.shape == ids.shape
     with pytest.raises(UnsupportedModelError, match="ElectraForPreTraining gives one number for each token"):
         report_of(model, ids)
+
+
+def test_a_choice_between_texts_is_refused_in_words() -> None:
+    model = AutoModelForMultipleChoice.from_config(tiny.tiny_config("bert"), attn_implementation="eager").eval()
+    with pytest.raises(UnsupportedModelError, match="BertForMultipleChoice chooses between several texts, and a prompt"):
+        report_of(model, token_ids(model, tokens=7))
 
 
 def test_a_classifier_of_tokens() -> None:
