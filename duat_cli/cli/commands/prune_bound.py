@@ -91,6 +91,7 @@ class ChosenSet(Options):
         """Raises InputError where the model has no such set, before computing. tested: whether prompts are held out."""
         from duat_cli.analysis.plan.task import NO_HOLDOUT
         from duat_cli.analysis.prune.repair.standing import require_biases
+        from duat_cli.analysis.prune.sets.apply import require_apart
 
         if self.which == "guaranteed" and not tested:
             raise InputError(f"--set guaranteed: {NO_HOLDOUT}")
@@ -105,6 +106,8 @@ class ChosenSet(Options):
                 f"{'--apply' if self.apply is not None else '--export'}: writes whole models, and --stack "
                 f"{loaded.stack} is a part of one; use --export FILE.json"
             )
+        if self.apply is not None:
+            require_apart(loaded.model, settings.kinds, self.named, loaded.like)
         if self.apply is not None and settings.ablate_mean:
             require_biases(loaded.model, settings.kinds, loaded.like)
 

@@ -267,7 +267,7 @@ def test_one_number_for_each_token_is_no_class_of_the_prompt() -> None:
 
 def test_a_choice_between_texts_is_refused_in_words() -> None:
     model = AutoModelForMultipleChoice.from_config(tiny.tiny_config("bert"), attn_implementation="eager").eval()
-    with pytest.raises(UnsupportedModelError, match="BertForMultipleChoice chooses between several texts, and a prompt"):
+    with pytest.raises(UnsupportedModelError, match="BertForMultipleChoice chooses between several texts"):
         report_of(model, token_ids(model, tokens=7))
 
 
