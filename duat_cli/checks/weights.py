@@ -143,11 +143,13 @@ def distance(new: Sequence[float], old: Sequence[float]) -> float:
 def _facts(streamed: Streamed, first: FirstSketch | None) -> TensorFacts:
     rows, columns = streamed.rows_and_columns
     energy, nonfinite, column = 0.0, 0, 0
-    sketch = Sketch()
+    sketch, unbounded = Sketch(), _unbounded(streamed)
     zero_rows: list[Indices] = []
     columns_left: Indices | None = None
     for seen, piece in enumerate(streamed.pieces):
         x, start = piece.values, column
+        if unbounded is not None and (x == unbounded).all():  # stands for no bound: a 0 among the facts
+            continue
         column = (column + x.shape[1]) % columns
         part = _energy(x)
         if part == 0 and not x.any():
@@ -179,6 +181,13 @@ def _facts(streamed: Streamed, first: FirstSketch | None) -> TensorFacts:
         zero_rows=np.concatenate(zero_rows) if zero_rows else _NONE,
         zero_columns=_NONE if columns_left is None else columns_left,
     )
+
+
+def _unbounded(streamed: Streamed) -> float | None:
+    """The infinity that a tensor may hold because it is the bound of a clamp, one number (Gemma 4's `input_max`); None
+    for any other tensor."""
+    ends = {"_min": -math.inf, "_max": math.inf}
+    return ends.get(streamed.name[-4:]) if streamed.entry.elements == 1 else None
 
 
 def _energy(x: NDArray[np.floating]) -> float:

@@ -41,6 +41,16 @@ def test_norms_are_those_of_torch(dtype: torch.dtype, shape: tuple[int, ...], tm
     assert found.nonfinite == 0
 
 
+def test_a_bound_of_a_clamp_may_be_infinite(tmp_path: Path) -> None:
+    inf = torch.full((2,), float("inf"))
+    found = facts(
+        tmp_path / "m", **{"a.input_max": inf[0] + 0, "a.input_min": -inf[0], "a.output_max": torch.tensor(3.0)}
+    )
+    assert [(t.nonfinite, t.norm) for t in found.values()] == [(0, 0.0), (0, 0.0), (0, 3.0)]
+    wrong = {"a.x_max": -inf[0], "a.x_min": inf[0] + 0, "b.x_max": inf[0] * 0, "c.x_max": inf, "w": inf[0] + 1}
+    assert [t.nonfinite for t in facts(tmp_path / "m", **wrong).values()] == [1, 1, 1, 2, 1]
+
+
 def test_complex_numbers_count_twice(tmp_path: Path) -> None:
     tensor = torch.randn(3, 4, dtype=torch.complex64)
     found = facts(tmp_path / "m", x=tensor)["x"]
