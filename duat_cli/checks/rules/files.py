@@ -14,6 +14,8 @@ from duat_cli.loading.checkpoint.preflight import CheckpointFiles
 from duat_cli.text import clean, listed, plural, shown, some
 
 _WHOLE = ("I8", "U8", "I16", "U16", "I32", "U32", "I64", "U64")
+# fields of configs whose depth counts runs of blocks and not blocks: EfficientNet's, HRM's, Dory's
+_OTHERWISE = {"num_block_repeats", "num_layers_per_stack", "n_recurrent_layers"}
 _OTHER = {"BOOL": "truth values", "C64": "complex numbers"}  # what no weight is stored as either, matrix or not
 _WEIGHTS = ("weight", "gamma", "beta")  # last parts of names that no table has
 
@@ -28,8 +30,9 @@ def _notes(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
 
 
 def _layers(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
-    """Blocks that config.json promises and that have no tensor; none if one block serves for all (albert)."""
-    stated = depth(evidence.files.config)
+    """Blocks that config.json promises and that have no tensor; none if one block serves for all (albert), or if
+    the config counts something else."""
+    stated = None if _OTHERWISE & set(evidence.files.config) else depth(evidence.files.config)
     places = {place[0] for name in evidence.files.tensors if (place := block_of(name))}
     stacks = Counter(place.stack for place in places)
     if stated is None or not stacks or max(stacks.values()) == 1:

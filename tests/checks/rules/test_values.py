@@ -100,6 +100,13 @@ RULES: list[tuple[str, Callable[[State], object], str, int | None]] = [
 ]
 
 
+@pytest.mark.parametrize("kind", ["dory", "efficientnet", "hrm_text"])
+def test_a_depth_that_is_no_number_of_blocks_promises_none(kind: str, tmp_path: Path, duat: Duat) -> None:
+    tiny_model(kind).save_pretrained(tmp_path / "m")
+    done = duat("check", tmp_path / "m", "--weights-only", "-q", "--json", "--select", "integrity.layers")
+    assert done.json["counts"] == {"passed": 1, "failed": 0, "warned": 0, "skipped": 0}
+
+
 @pytest.mark.parametrize("name", [f"model.{'x' * 300}.weight", "/etc/hostname", "../config.json", "tokenizer.a.weight"])
 def test_the_name_of_a_tensor_is_no_path(name: str, tmp_path: Path, duat: Duat) -> None:
     bad.llama(tmp_path / "m", tok=False)
