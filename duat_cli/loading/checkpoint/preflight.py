@@ -180,7 +180,10 @@ def config_fields(config: dict[str, Any], prefix: str = "") -> Iterator[tuple[st
 
 
 def _check_number(where: Path, field: str, value: object) -> None:
-    if value is None or isinstance(value, list):  # lists, one entry a layer, are left to transformers
+    # lists, one entry a layer, and numbers by stack (LXMERT's depths) are left to transformers
+    if value is None or isinstance(value, list):
+        return
+    if isinstance(value, dict) and value and all(type(number) is int and number > 0 for number in value.values()):
         return
     if isinstance(value, bool) or not isinstance(value, int):
         got = f"{shown(value)}, a {type(value).__name__}"

@@ -100,7 +100,7 @@ RULES: list[tuple[str, Callable[[State], object], str, int | None]] = [
 ]
 
 
-@pytest.mark.parametrize("kind", ["dory", "efficientnet", "hrm_text"])
+@pytest.mark.parametrize("kind", ["dory", "efficientnet", "hrm_text", "lxmert"])
 def test_a_depth_that_is_no_number_of_blocks_promises_none(kind: str, tmp_path: Path, duat: Duat) -> None:
     tiny_model(kind).save_pretrained(tmp_path / "m")
     done = duat("check", tmp_path / "m", "--weights-only", "-q", "--json", "--select", "integrity.layers")
