@@ -228,8 +228,12 @@ def _refuse(where: str, fault: Any) -> NoReturn:
         hint = suggestion(parts[-1], _known_keys(parts)) or suggestion(parts[-1], PolicyFile.model_fields)
         if len(parts) == 1 and isinstance(fault["input"], dict):
             hint = _rule_in_parts(parts[0], fault["input"]) or hint
+        if len(parts) == 3 and parts[0] == "rules":  # integrity.files = ..., a table within a table for TOML
+            hint = _rule_in_parts(parts[1], {parts[2]: None}) or hint
         raise InputError(f"{where}: unknown key {key}{hint}")
     expected = fault["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
+    if fault["type"] in ("model_type", "dict_type"):
+        expected = "a level or a table" if parts[0] == "rules" and len(parts) == 2 else "a table"
     raise InputError(f"{where}: {key or 'the policy'}: expected {expected}, got {got}")
 
 
@@ -261,6 +265,9 @@ def _check_rule(where: str, key: str, table: RuleTable) -> None:
     for name in selected:
         if table.allowed is not None and all_rules()[name].allowed is None:
             raise InputError(f"{where}: rules.{shown(key)}: allowed: the rule {name} has no list of allowed values")
+        known = all_rules()[name].allowed or ()
+        if unknown := [value for value in table.allowed or () if value not in known]:
+            raise InputError(f"{where}: rules.{shown(key)}: allowed: {shown(unknown[0])}: expected {', '.join(known)}")
 
 
 def _check_bound(where: str, path: str, bound: BoundTable) -> None:
