@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from duat_cli.report.tables import numbers
 
 _SLACK = 1e-4  # share of a step that is ignored, so that rounding of a value does not add a step
+_DIGITS = 4  # most digits behind the point for which labels beside an axis have room
 _EMPTY = (0.0, 1.0)  # the range of an axis without any value
 
 
@@ -44,6 +45,8 @@ class Linear:
         digits = max(0, -math.floor(math.log10(shown) + 1e-9))
         digits += abs(round(shown, digits) - shown) > _SLACK * shown  # a step of 0.25 needs one digit more than 0.2
         values = [k * step for k in range(first, last + 1)]
+        if digits > _DIGITS and max(map(abs, values)) < 1e-3 and not self.percent:
+            return [(v, _small(round(v, digits))) for v in values]
         return [(v, _round(100 * v if self.percent else v, digits)) for v in values]
 
 
@@ -115,3 +118,8 @@ def _round(value: float, digits: int) -> str:
         return numbers.plain(value)
     text = f"{value:.{digits}f}"
     return text.removeprefix("-") if float(text) == 0 else text
+
+
+def _small(value: float) -> str:
+    """A small number by its exponent, such as 1.5e-5, which is clear and short enough to stand beside an axis."""
+    return f"{value:.3g}".replace("e-0", "e-") if value else "0"

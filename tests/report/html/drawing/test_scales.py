@@ -47,6 +47,18 @@ def test_labels(values: list[float | None], labels: list[str]) -> None:
     assert found[-len(labels) :] == labels
 
 
+@pytest.mark.parametrize(
+    ("values", "labels"),
+    [
+        ([-5e-5, 3e-5], ["-6e-5", "-4e-5", "-2e-5", "0", "2e-5", "4e-5"]),
+        ([3e-10], ["0", "1e-10", "2e-10", "3e-10"]),
+        ([-2e-4, 1e-4], ["-0.0002", "-0.0001", "0.0000", "0.0001"]),
+    ],
+)
+def test_labels_of_small_numbers_are_short(values: list[float], labels: list[str]) -> None:
+    assert [label for _, label in Linear.over(values).ticks()] == labels
+
+
 @given(st.lists(st.floats(1e-12, 1e12), min_size=1, max_size=8))
 def test_a_logarithmic_axis_holds_its_values(values: list[float]) -> None:
     scale = Log.over([*values, 0.0, None])
