@@ -57,7 +57,9 @@ def test_what_is_no_text_is_not_cut(files: InputFiles, tmp_path: Path) -> None:
 def test_every_kind_is_exact(name: str) -> None:
     torch.manual_seed(5)
     entry = examine(build(name).eval().requires_grad_(False), like=CASES[name][1]())
-    assert (entry.status, entry.reason) == ("exact", None), entry.parts
+    pooled = "head.attention (MultiheadAttention) attends to what the blocks put out and was not read"
+    assert entry.reason is None
+    assert entry.parts == ([pooled] if name.startswith("siglip") else [])
     assert entry.relative_error is not None
     assert entry.relative_error < 1e-5
 
