@@ -5,7 +5,6 @@ A masked language model predicts nothing at a token that it sees, so its prompts
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -121,9 +120,11 @@ class Asking:
         answer = Answer(self._question(prompt), Tally(likely, classes=classes))
         question, device = answer.question, session.loaded.device
         if classes or self.predicts == "embedding":
-            # a classifier of timm gives no hidden states, and its classes are compared all the same
-            with contextlib.suppress(*[UnsupportedModelError] if classes else []):
+            try:
                 answer.embedding = _embedding(hidden_states(output, stack))
+            except UnsupportedModelError:
+                if not classes:  # some classifiers (CLIP's, timm's) give classes alone
+                    raise
         if given is not None:
             answer.tally.add(given, question.targets)
         elif classes or self.predicts == "next token":

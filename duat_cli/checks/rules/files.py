@@ -80,15 +80,17 @@ def _mixed(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
     yield Measurement(max(0, len(count) - 1), f"dtypes of the tensors: {text or 'none'}")
 
 
-def no_floats(files: CheckpointFiles) -> dict[str, str]:
-    """Tensors in the place of weights that hold no floating-point numbers -> what they are, in words: integers with
-    more than one row and column, and integers, truth values or complex numbers whose name is that of a weight."""
+def no_floats(files: CheckpointFiles) -> dict[str, tuple[str, str]]:
+    """Tensors in the place of weights that hold no floating-point numbers -> the words for one of its kind and for
+    several: integers with more than one row and column, and integers, truth values or complex numbers whose name is
+    that of a weight."""
     found = {}
     for name, tensor in files.tensors.items():
         if tensor.dtype in _WHOLE and sum(s > 1 for s in tensor.shape) > 1:
-            found[name] = "matrix of integers"
+            found[name] = "matrix of integers", "matrices of integers"
         elif tensor.dtype in (*_WHOLE, *_OTHER) and tensor.elements and _is_weight(name, tensor.shape):
-            found[name] = f"weight of {_OTHER.get(tensor.dtype, 'integers')}"
+            content = _OTHER.get(tensor.dtype, "integers")
+            found[name] = f"weight of {content}", f"weights of {content}"
     return found
 
 
@@ -99,10 +101,8 @@ def _is_weight(name: str, shape: tuple[int, ...]) -> bool:
 
 def _quantised(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
     kinds = no_floats(evidence.files)
-    for what, names in by_key((kinds[name], name) for name in kinds if name not in evidence.tables).items():
-        one, _, content = what.partition(" of ")
-        many = plural(len(names), one, "matrices" if one == "matrix" else "weights")
-        yield Measurement(len(names), f"{many} of {content}: {listed(names)}", where=min(names))
+    for kind, names in by_key((kinds[name], name) for name in kinds if name not in evidence.tables).items():
+        yield Measurement(len(names), f"{plural(len(names), *kind)}: {listed(names)}", where=min(names))
 
 
 RULES = [

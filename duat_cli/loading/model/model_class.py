@@ -73,7 +73,8 @@ def model_class(
             return cls, _not_run(cls, files)
     got = f"{listed(names)} is no {config.model_type} class of transformers" if names else "it names none"
     note = f"config.json: architectures: {got}; loaded as "
-    for with_head in filter(None, (_class_for_next_tokens(config, files), _class_for_pictures(config))):
+    heads = _class_for_next_tokens(config, files), _class_for("IMAGE_CLASSIFICATION", config)
+    for with_head in filter(None, heads):
         if _fills(with_head, config, files):
             return with_head, [f"{note}{with_head.__name__}, which the files fill"]
     base = _base_class(config, files)
@@ -92,17 +93,15 @@ def _named_class(name: str, config: PreTrainedConfig) -> type[PreTrainedModel] |
 
 
 def _class_for_next_tokens(config: PreTrainedConfig, files: CheckpointFiles) -> type[PreTrainedModel] | None:
-    models = auto_models("CAUSAL_LM")
-    if type(config) not in models:
-        return None
-    cls = models[type(config)]
-    if not any(name.startswith(f"{cls.base_model_prefix}.") for name in files.tensors):
+    cls = _class_for("CAUSAL_LM", config)
+    if cls is None or not any(name.startswith(f"{cls.base_model_prefix}.") for name in files.tensors):
         return None  # a base model's own tensors have no prefix, and with a tied head they would be all of this class's
     return cls
 
 
-def _class_for_pictures(config: PreTrainedConfig) -> type[PreTrainedModel] | None:
-    models = auto_models("IMAGE_CLASSIFICATION")
+def _class_for(task: str, config: PreTrainedConfig) -> type[PreTrainedModel] | None:
+    """The class that transformers has for this config and this task, the first of several; None where it has none."""
+    models = auto_models(task)
     if type(config) not in models:
         return None
     found = models[type(config)]
@@ -119,15 +118,14 @@ def _fills(cls: type[PreTrainedModel], config: PreTrainedConfig, files: Checkpoi
 
 
 def _base_class(config: PreTrainedConfig, files: CheckpointFiles) -> type[PreTrainedModel]:
-    models = auto_models("BASE")
-    if type(config) not in models:
+    found = _class_for("BASE", config)
+    if found is None:
         where = clean(str(files.path / "config.json"))
         raise CheckpointError(
             f"{where}: architectures: no class for model_type {shown(config.model_type)} is named, and "
             f"transformers {transformers.__version__} has no base model for it"
         )
-    found = models[type(config)]
-    return found[0] if isinstance(found, (tuple, list)) else found
+    return found
 
 
 def _remote_class(files: CheckpointFiles, names: list[str]) -> type[PreTrainedModel] | None:
