@@ -90,8 +90,7 @@ class ChosenSet(Options):
     def require(self, loaded: LoadedModel, settings: PruneOptions, *, tested: bool) -> None:
         """Raises InputError where the model has no such set, before computing. tested: whether prompts are held out."""
         from duat_cli.analysis.plan.task import NO_HOLDOUT
-        from duat_cli.analysis.prune.repair.standing import require_biases
-        from duat_cli.analysis.prune.sets.apply import require_apart
+        from duat_cli.analysis.prune.writable import require_writable
 
         if self.which == "guaranteed" and not tested:
             raise InputError(f"--set guaranteed: {NO_HOLDOUT}")
@@ -107,9 +106,7 @@ class ChosenSet(Options):
                 f"{loaded.stack} is a part of one; use --export FILE.json"
             )
         if self.apply is not None:
-            require_apart(loaded.model, settings.kinds, self.named, loaded.like)
-        if self.apply is not None and settings.ablate_mean:
-            require_biases(loaded.model, settings.kinds, loaded.like)
+            require_writable(loaded, settings.kinds, self.named, means=settings.ablate_mean)
 
     def write(self, outcome: PruneOutcome, progress: Progress) -> tuple[Written | None, list[str]]:
         """Writes the set that was asked for; returns the written checkpoint, if any, and lines to report."""

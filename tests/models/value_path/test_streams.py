@@ -19,7 +19,7 @@ from duat_cli.models.value_path.operator import AttentionOperator, one_stream
 from duat_cli.models.value_path.streams import DIFFERS, reaching_weights, spread, weighed
 from duat_cli.zoo import tiny
 
-TOKENS = 5
+TOKENS = 3
 FLOAT32 = 1e-5  # the models' own code makes the weights of streams, and the norms behind attention, in float32
 CASES = {  # model type -> a block of it
     "hy_v4": 1,  # streams on an axis of their own, gated attention; shared choice of keys

@@ -16,7 +16,7 @@ from duat_cli.analysis.prune.repair.consumers import READ, Consumer, consumers
 from duat_cli.analysis.prune.terms.ablation import Ablator
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.kinds import Kind
-from duat_cli.models.discovery.structure import ModelStructure, discover
+from duat_cli.models.discovery.structure import ModelStructure
 from duat_cli.models.sweep.passes import Removal
 from duat_cli.models.terms.sites import Site, Sites, TermId, find_sites
 
@@ -34,10 +34,11 @@ def biases(
     return values
 
 
-def require_biases(model: nn.Module, kinds: Sequence[Kind], like: Mapping[str, Tensor] | None = None) -> None:
+def require_biases(
+    model: nn.Module, structure: ModelStructure, kinds: Sequence[Kind], like: Mapping[str, Tensor] | None
+) -> None:
     """Raises UnsupportedModelError where the layers that read terms of these kinds cannot hold their means. like: as
     for `discover`."""
-    structure = discover(model, like)
     sites = find_sites(structure, like)
     every = {
         number: [site for kind in kinds for site in sites[module].of(kind)]

@@ -26,7 +26,6 @@ from duat_cli.analysis.prune.sets.cut import Cut, cuts_of
 from duat_cli.compat.safetensors import system_error
 from duat_cli.compat.transformers import encoder_output
 from duat_cli.errors import DuatError, InputError, UnsupportedModelError
-from duat_cli.kinds import WHOLE, Kind
 from duat_cli.loading.checkpoint.dtypes import STORED_FLOATS
 from duat_cli.loading.checkpoint.files import plain_mode, read_json
 from duat_cli.loading.checkpoint.preflight import CheckpointFiles
@@ -39,7 +38,7 @@ from duat_cli.loading.quiet import described, hushed
 from duat_cli.models.arrays import relative_error, tolerance_for
 from duat_cli.models.discovery.causality import probe_output
 from duat_cli.models.discovery.modality import DISCOVERY_TOKENS, STATES, is_pair, part_reading, probe_inputs
-from duat_cli.models.discovery.structure import ModelStructure, discover
+from duat_cli.models.discovery.structure import ModelStructure
 from duat_cli.models.edits.cutting import without_parts
 from duat_cli.models.edits.parameters import BlockParameters
 from duat_cli.models.edits.surgery import without_blocks, zeroed
@@ -96,20 +95,6 @@ def check_directory(directory: Path) -> None:
     if not directory.absolute().parent.is_dir():
         raise InputError(f"{where}: there is no folder '{clean(str(directory.absolute().parent))}'; create it first")
     _part_folder(directory).rmdir()  # a fault of writing there is better told now than behind all the computing
-
-
-def require_apart(model: nn.Module, kinds: Sequence[Kind], count: int | None, like: Like = None) -> None:
-    """Raises UnsupportedModelError, before anything is computed, where all blocks are one module (ALBERT's), so that no
-    set of whole parts can be taken out of its weights but that of every block. count: size of the set; None where it is
-    not known yet."""
-    if not WHOLE.issuperset(kinds):
-        return
-    calls = discover(model, like).calls
-    if len(set(calls)) == 1 < len(calls) and (count is None or count % len(calls)):
-        raise UnsupportedModelError(
-            f"--apply: all {len(calls)} blocks are one module: none can be taken out of its weights alone; --export "
-            "FILE.json writes the set"
-        )
 
 
 def apply_terms(

@@ -24,7 +24,7 @@ from transformers import (
 )
 
 from duat_cli.analysis.prune.sets import apply as apply_module
-from duat_cli.analysis.prune.sets.apply import check_directory, require_apart
+from duat_cli.analysis.prune.sets.apply import check_directory
 from duat_cli.errors import DuatError, InputError, UnsupportedModelError
 from duat_cli.loading.model.load import load
 from duat_cli.models.discovery.structure import discover
@@ -195,17 +195,6 @@ def test_a_set_that_weights_cannot_hold_is_refused(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["source"]
     everywhere = [TermId("head", block, 0) for block in range(len(case.structure.calls))]
     assert case.apply(*everywhere).error <= 1e-5
-
-
-def test_blocks_that_are_one_module_are_refused_before_the_run() -> None:
-    model = single_model("albert")
-    blocks = len(discover(model).calls)
-    for count in (None, 1):
-        with pytest.raises(UnsupportedModelError, match="blocks are one module"):
-            require_apart(model, ["block"], count)
-    require_apart(model, ["block"], blocks)
-    require_apart(model, ["head"], 1)  # the same head of every block may go
-    require_apart(single_model("bert"), ["block"], 1)
 
 
 def test_bert_loses_a_block(tmp_path: Path) -> None:
