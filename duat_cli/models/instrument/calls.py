@@ -129,8 +129,9 @@ def first_tensor(args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor | None:
 
 
 def only_tensor(module: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:
-    """The input of a norm. Raises UnsupportedModelError if there is a second tensor, which a frozen norm would drop."""
-    tensors = [value for _, value in slots_of(args, kwargs)]
+    """The input of a norm. Raises UnsupportedModelError if there is a second one, which a frozen norm would drop.
+    Integers, such as the places of tokens, are none."""
+    tensors = [value for _, value in slots_of(args, kwargs) if _is_input(value)]
     if len(tensors) != 1:
         raise UnsupportedModelError(f"{type(module).__name__} is held as a norm, but takes {len(tensors)} tensors")
     return tensors[0]
@@ -140,7 +141,11 @@ def on_another(forward: Callable[..., Any], args: Sequence[Any], kwargs: dict[st
     """A function from another tensor, in place of the one that a norm is called with, to the norm's output."""
 
     def called(z: Tensor) -> Tensor:
-        named = {key: z if isinstance(value, Tensor) else value for key, value in kwargs.items()}
-        return parted(forward(*(z if isinstance(value, Tensor) else value for value in args), **named))[0]
+        named = {key: z if _is_input(value) else value for key, value in kwargs.items()}
+        return parted(forward(*(z if _is_input(value) else value for value in args), **named))[0]
 
     return called
+
+
+def _is_input(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()

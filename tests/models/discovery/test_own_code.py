@@ -259,6 +259,29 @@ def test_a_pass_that_takes_no_mask_is_given_none_and_one_that_fails_is_called_it
         duat.verify(own(stack=Failing), prompts=PROMPTS)
 
 
+class PlacedNorm(nn.LayerNorm):
+    """May be given the places of the tokens as well."""
+
+    def forward(self, x: Tensor, places: Tensor | None = None) -> Tensor:
+        return super().forward(x)
+
+
+class PlacedBlock(Block):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = PlacedNorm(WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attention(self.first(x, torch.arange(x.shape[1]).expand(x.shape[:2])))
+        return x + self.ffn(self.second(x))
+
+
+def test_a_norm_that_is_given_places_as_well_is_held_as_one_that_is_not() -> None:
+    one, two = (inspected(block).model_dump(mode="json") for block in (Block, PlacedBlock))
+    assert two["blocks"] == one["blocks"]
+    assert two["certificate"] == one["certificate"]
+
+
 class ValuesBeside(Attention):
     """H v + 0.3 v."""
 
