@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from duat_cli.errors import NotFiniteError, UnsupportedModelError
 from duat_cli.models.arrays import relative_error
+from duat_cli.models.block.activations import functions_again
 from duat_cli.models.block.slots import HiddenSlot
 from duat_cli.models.instrument.calls import tensors_in
 from duat_cli.models.instrument.hooks import hooked
@@ -41,7 +42,7 @@ class PlainPass:
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
-        with torch.no_grad(), hooked(self._blocks, after=self._see):
+        with torch.no_grad(), functions_again(self._blocks), hooked(self._blocks, after=self._see):
             yield
 
     def run(self) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from duat_cli.compat.torch import left, operations_left, writes_to
 from duat_cli.models.arrays import random_like
+from duat_cli.models.block.activations import put_activations
 from duat_cli.models.block.slots import HiddenSlot, Key, parted, slots_of
 from duat_cli.models.holding import holding
 from duat_cli.models.instrument.attention import (
@@ -174,6 +175,7 @@ class Tracer:
         outside: bool = False,
         operations: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
     ) -> None:
+        put_activations(blocks)
         self._model, self._blocks, self._on_block, self._interface = model, set(blocks), on_block, interface
         self.ran: set[nn.Module] = set()  # every module that was called
         self._keeps_outside = outside
