@@ -6,7 +6,7 @@ decoder within one forward pass) one is chosen by its name, and the whole model 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -52,6 +52,25 @@ def by_name(fault: ChangedStreamError, read: Callable[[], object]) -> Unsupporte
     except UnsupportedModelError:
         return fault
     return ByNameError(f"{fault}; duat inspect and verify read the blocks by --stack {fault.name}", [fault.name])
+
+
+def homes_of(
+    attending: Iterable[nn.Module], lists: Mapping[str, Iterable[nn.Module]], names: Mapping[nn.Module, str]
+) -> list[str]:
+    """The names of the lists that hold these modules, in order. Raises UnsupportedModelError where one is in none.
+    names: of all modules."""
+    named = {module: names[module] for module in attending if module in names}
+    homes = {module: next((o for o in lists if n.startswith(o + ".")), None) for module, n in named.items()}
+    found = [home for home in homes.values() if home is not None]
+    if not found or len(found) < len(homes):
+        raise attending_outside(module for module in attending if homes.get(module) is None)
+    return list(dict.fromkeys(found))
+
+
+def attending_outside(modules: Iterable[nn.Module]) -> UnsupportedModelError:
+    """The error of a model in which these modules attend in front of the blocks or between them."""
+    kinds = sorted({type(module).__name__ for module in modules})
+    return UnsupportedModelError(f"attention runs outside any list of blocks: {', '.join(kinds)}")
 
 
 class StagesError(Exception):

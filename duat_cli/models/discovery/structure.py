@@ -29,9 +29,11 @@ from duat_cli.models.discovery.chains import (
     SeveralStacksError,
     StagesError,
     anew_note,
+    attending_outside,
     by_name,
     chained,
     has_matrices,
+    homes_of,
     inner_lists,
     is_stage,
     outermost_lists,
@@ -343,15 +345,13 @@ class Discovery:
     def _home(self) -> str:
         """The outermost list of modules around the attention modules."""
         seen = self._attending
-        named = [self._names[module] for module in seen if module in self._names]
-        homes = list(dict.fromkeys(next((o for o in self._lists if n.startswith(o + ".")), None) for n in named))
-        if None in homes or not homes:
-            outside = {type(m).__name__ for m in seen if not any(m in set(b.modules()) for b in self._list_of)}
-            raise UnsupportedModelError(f"attention runs outside any list of blocks: {', '.join(sorted(outside))}")
+        homes = homes_of(seen, self._lists, self._names)
         if len(homes) > 1:
-            inner = {o: self._inner_lists(o, seen) for o in map(str, homes) if o in self._unchained}
-            raise SeveralStacksError([name for home in map(str, homes) for name in inner.get(home) or [home]])
-        return str(homes[0])
+            inner = {home: self._inner_lists(home, seen) for home in homes if home in self._unchained}
+            raise SeveralStacksError([name for home in homes for name in inner.get(home) or [home]])
+        if not self._tracer.followed.isdisjoint(self._lists[homes[0]]):
+            raise attending_outside(self._tracer.behind)
+        return homes[0]
 
     def _learn(self, event: Event, written: Trace) -> None:
         """Reads the trace of a call of a module that may be a block. A fault in it matters only if it is one."""

@@ -181,7 +181,8 @@ class Tracer:
         self._keeps_outside = outside
         self.outside: list[Event] = []  # calls of modules without children, outside of blocks
         self.attention: dict[nn.Module, CapturePath] = {}  # modules whose attention was seen, in order
-        self.behind: dict[nn.Module, CapturePath] = {}  # those that attend behind the last block
+        self.behind: dict[nn.Module, CapturePath] = {}  # those that attend outside of blocks: behind the last, perhaps
+        self.followed: set[nn.Module] = set()  # blocks that ran behind one of these
         self._part = model if part is None else part
         self._switch = Interface(self._part)
         self._looked_at = set((self._part if within is None else within).modules())
@@ -223,8 +224,8 @@ class Tracer:
             self._stack.append(module)
             if module in self._blocks:
                 self._inside = Trace()
-                self.attention.update(self.behind)
-                self.behind.clear()
+                if self.behind:
+                    self.followed.add(module)
 
     def _leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         if not self._on:

@@ -67,7 +67,7 @@ def test_a_model_without_a_mixer_that_can_be_proved_is_refused_by_name() -> None
         ("reformer", "2 streams side by side"),
         ("xlm", "lists of its own"),
         ("jetmoe", "a router inside of it"),
-        ("inkling2_text", "Inkling2ScaledL2Clip is held as a norm, but takes 2 tensors"),
+        ("inkling2_text", "it calls attention 2 times, each over another number of tokens"),
     ],
 )
 def test_a_refusal_names_the_mechanism(model_type: str, mechanism: str) -> None:

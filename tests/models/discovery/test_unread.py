@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from helpers import single_model
-from torch import nn
+from own_code import WIDTH, Attention, Block, OwnConfig, OwnStack, own
+from torch import Tensor, nn
 
 from duat_cli.analysis.support import entry_of_type
 from duat_cli.cli.main import run
 from duat_cli.cli.terminal import libraries
+from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.discovery.structure import discover
 from duat_cli.models.discovery.unread import ENCODER_ALONE, unread_attention
 from duat_cli.zoo import tiny
@@ -59,6 +62,34 @@ def test_attention_behind_the_last_block_is_named(model_type: str, module: str) 
     """It pools what the blocks put out, and is part of none of them."""
     entry = entry_of_type(model_type)
     assert (entry.status, entry.parts) == ("partly", [f"{module} attends to what the blocks put out and was not read"])
+
+
+class Pooling(OwnStack):
+    """Attends to what the blocks put out; a list of plain layers comes behind it."""
+
+    def __init__(self, config: OwnConfig, block: Callable[[], nn.Module] = Block) -> None:
+        super().__init__(config, block)
+        self.pool, self.head = Attention(), nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(2))
+
+    def through(self, x: Tensor) -> Tensor:
+        x = self.pool(super().through(x))
+        for layer in self.head:
+            x = layer(x)
+        return x
+
+
+class Between(Pooling):
+    """Attends in front of the blocks as well."""
+
+    def through(self, x: Tensor) -> Tensor:
+        return super().through(self.pool(x))
+
+
+def test_a_list_of_plain_layers_behind_that_attention_is_no_list_of_blocks() -> None:
+    said = "pool (Attention) attends to what the blocks put out and was not read"
+    assert said in discover(own(stack=Pooling)).uncovered
+    with pytest.raises(UnsupportedModelError, match="attention runs outside any list of blocks: Attention"):
+        discover(own(stack=Between))
 
 
 def test_blocks_that_no_forward_pass_calls() -> None:
