@@ -18,7 +18,7 @@ from duat_cli.loading.adapter.folder import AdapterFiles
 from duat_cli.loading.adapter.parameter import ParameterPlan
 from duat_cli.loading.checkpoint.source import Source
 from duat_cli.loading.model.load import LoadedModel, load_files
-from duat_cli.models.edits.tuned import TunedPages, tuned_copy
+from duat_cli.models.edits.tuned import TunedPages, own_names, tuned_copy
 
 
 def refuse_other_base(adapter: AdapterFiles, known: Iterable[ParameterPlan]) -> None:
@@ -65,12 +65,23 @@ def tuned_model(loaded: LoadedModel, one: Opened, base: BaseWeights, changed: It
     the tuned model. Each change is computed when it is applied."""
     planned = one.by_parameter
     changes = {name: functools.partial(whole, planned[name], one.read, base) for name in changed}
-    tied = frozenset(plan.parameter for plan in one.plans if plan.kind == "trainable tokens")  # wherever they are used
+    tied = _tied_tokens(loaded.named, [plan.parameter for plan in one.plans if plan.kind == "trainable tokens"])
     if loaded.paged is None:
         return _with_model(loaded, tuned_copy(loaded.named, changes, tied=tied))
     place, edit = Source(loaded.files.path, loaded.name, loaded.revision), TunedPages(changes, tied)
     other = load_files(place, loaded.files, dtype=loaded.dtype, device=loaded.device, paged=True, edit=edit)
     return replace(_with_model(loaded, other.model), paged=other.paged)
+
+
+def _tied_tokens(model: Any, tables: list[str]) -> frozenset[str]:
+    """The tables whose trainable tokens change wherever the table is used. As PEFT has it, this is the input embedding,
+    unless a layer that shares its weight has tokens of its own. tables: all that have trainable tokens."""
+    if not tables:
+        return frozenset()
+    held = {name: model.get_submodule(module) for name, (module, _) in own_names(model, tables).items()}
+    embedding = model.get_input_embeddings()
+    sharing = [name for name, holder in held.items() if holder.weight is embedding.weight]
+    return frozenset(sharing if len(sharing) == 1 and held[sharing[0]] is embedding else ())
 
 
 def _with_model(loaded: LoadedModel, model: Any) -> LoadedModel:

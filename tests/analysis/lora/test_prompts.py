@@ -584,3 +584,22 @@ def test_where_nothing_changes_nothing_is_announced(tmp_path: Path) -> None:
     peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["q_proj"])).save_pretrained(tmp_path / "none")
     report = report_of(base, tmp_path / "none")
     assert not [line for line in report.summary.notable if "moved" in line or "changed most" in line or "loss" in line]
+
+
+HEADS_TOKENS = {
+    "head": {"lm_head": [3, 4]},
+    "both, other tokens": {"wte": [3, 4], "lm_head": [3, 5]},
+    "embedding": {"wte": [3, 4]},
+}
+
+
+@pytest.mark.parametrize("tokens", HEADS_TOKENS)
+def test_trainable_tokens_of_a_tied_table_act_where_peft_wraps_it(tokens: str, tmp_path: Path) -> None:
+    """PEFT ties those of the input embedding to the head, and none of the head to the embedding."""
+    fields: dict[str, Any] = {"fan_in_fan_out": True, "trainable_token_indices": HEADS_TOKENS[tokens]}
+    base, adapter = made("gpt2", tmp_path, ["c_attn"], **fields)
+    opened, loaded = open_adapter(adapter, "adapter"), load(str(base))
+    ids = torch.tensor([[3, 4, 5, 3, 7]])
+    expected = helpers.logits_of(wrapped_model(base, adapter), ids)
+    with adapted(loaded, opened, weights_of(base)) as tuned:
+        torch.testing.assert_close(helpers.logits_of(tuned.model, ids), expected, rtol=1e-4, atol=1e-4)
