@@ -44,6 +44,9 @@ class FrontNorms:
         model, structure, device = session.loaded.named, session.structure, session.loaded.device
         own = own_names(model, list(names))
         self._modules = {name: model.get_submodule(module) for name, (module, _) in own.items()}
+        holders = {module: model.get_submodule(module.rpartition(".")[0]) for module, _ in own.values()}
+        self._holders = {name: holders[module] for name, (module, _) in own.items()}
+        self._called: set[nn.Module] = set()
         self._loaded = session.loaded
         self._forms = {norm: form for block in structure.blocks for norm, form in block.parts.norms.items()}
         self._made: dict[nn.Module, Tensor] = {}
@@ -54,11 +57,14 @@ class FrontNorms:
         self.passes: list[Pass] = [self._pass, Visit(structure.calls, self._look, session.weights)]
 
     def attached(self) -> contextlib.AbstractContextManager[None]:
-        """Context that the passes run in; its hooks record inputs and outputs."""
-        return hooked({*self._forms, *self._modules.values()}, after=self._see)
+        """Context that the passes run in; its hooks record calls, inputs and outputs."""
+        return hooked({*self._forms, *self._modules.values(), *self._holders.values()}, after=self._see)
 
     def _see(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         if not self._pass.on:
+            return
+        self._called.add(module)
+        if module not in self._forms and module not in self._modules.values():
             return
         several = output if isinstance(output, (tuple, list)) else (output,)
         out = next((o for o in several if isinstance(o, Tensor)), None)
@@ -95,6 +101,12 @@ class FrontNorms:
                 self._gains[norm] = true_gain(norm, self._forms[norm])
             found[name] = Front(norm, self._forms[norm], self._gains[norm])
         return found
+
+    def passed_by(self) -> list[str]:
+        """Parameters whose module is not called in the pass, though the one that holds it is: its code reads the
+        weights itself, or not at all. Once the passes have run."""
+        called = self._called
+        return [name for name, one in self._modules.items() if one not in called and self._holders[name] in called]
 
 
 def sup_local(pieces: tuple[Piece, ...], inputs_first: bool, gain: Tensor, form: NormForm) -> float:

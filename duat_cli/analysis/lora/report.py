@@ -43,6 +43,10 @@ from duat_cli.results.base import Run, Skipped
 from duat_cli.results.lora import Eq18, LoraReport, LoraSummary
 from duat_cli.results.prompts import Roll, roll_of
 from duat_cli.results.weight_change import ModuleChange
+from duat_cli.text import listed
+
+_LAYERS = ("lora", "dora", "expert lora", "adalora", "ia3", "loha", "lokr")
+"""Kinds of changes that PEFT makes of a layer's output, as long as they are not merged."""
 
 
 @contextlib.contextmanager
@@ -143,6 +147,18 @@ class Pair:
             "a wider --dtype shows it"
         ]
 
+    @property
+    def _passed_by(self) -> list[str]:
+        """A note where the adapter wraps layers that the model never calls."""
+        wrapped = {m.whole_name for m in self._report.modules if m.kind in _LAYERS}
+        names = [] if self._norms is None else sorted({*self._norms.passed_by()} & wrapped)
+        if not names:
+            return []
+        return [
+            f"{listed(names)}: the model's code never calls these layers, so that an adapter of them acts only once it "
+            "is merged; the numbers under prompts are of the merged weights"
+        ]
+
     @functools.cached_property
     def _grounds(self) -> tuple[Ground, Ground]:
         self.progress(0, 1, "discovery of both models' structure")
@@ -169,7 +185,7 @@ class Pair:
             modules = [_with_sup(one, norms.get(one.whole_name), self._pieces, moved) for one in modules]
         apart = [Skipped(what="blocks", why=self._other_depth)] if self._other_depth else []
         said = [note for one in (base.loaded, tuned.loaded) for note in (*one.warnings, *one.value_notes())]
-        notes = [note for note in (*said, *self._rounded) if note not in self._report.warnings]
+        notes = [note for note in (*said, *self._rounded, *self._passed_by) if note not in self._report.warnings]
         return self._report.model_copy(
             update={
                 "level": "prompts",

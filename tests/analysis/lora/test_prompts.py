@@ -603,3 +603,18 @@ def test_trainable_tokens_of_a_tied_table_act_where_peft_wraps_it(tokens: str, t
     expected = helpers.logits_of(wrapped_model(base, adapter), ids)
     with adapted(loaded, opened, weights_of(base)) as tuned:
         torch.testing.assert_close(helpers.logits_of(tuned.model, ids), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("target", ["dt_proj", "x_proj"])
+def test_layers_that_the_model_never_calls_are_named(target: str, tmp_path: Path) -> None:
+    """Mamba reads the weight of dt_proj itself: PEFT's adapter of it does nothing until it is merged."""
+    base, adapter = made("mamba", tmp_path, [target])
+    report = report_of(base, adapter, count=1)
+    notes = [note for note in report.warnings if "never calls" in note]
+    [prompt] = some_prompts(adapters.load_base(base), 1)
+    before, wrapped = (
+        helpers.logits_of(one, prompt.input_ids) for one in (adapters.load_base(base), wrapped_model(base, adapter))
+    )
+    still = float((wrapped - before).norm() / before.norm()) < 1e-5
+    assert [still, bool(notes)] == [target == "dt_proj"] * 2
+    assert all(f"backbone.layers.{k}.mixer.dt_proj.weight" in note for note in notes for k in range(2))
