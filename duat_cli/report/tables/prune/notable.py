@@ -121,6 +121,8 @@ def saving(plan: Plan, saves: SetSize | None) -> str:
         return f"It saves {millions} M parameters, {numbers.decimal(saves.bytes_removed)} in the file."
     if can_leave := _can_leave(plan):
         return f"It saves nothing in the file: {can_leave} can leave only with --uniform."
+    if saves.parameters_zeroed is None:
+        return f"No checkpoint without it can be written: {saves.reasons['parameters_zeroed']}."
     return "It saves nothing in the file: what is removed is stored as zeros."
 
 
@@ -146,7 +148,7 @@ def _next(best: Plan, report: PruneReport) -> list[str]:
         f"--granularity {plan.granularity}",
         *(["--uniform"] if leaving or plan.uniform else []),
         plan.remove_option or f"--budget {plan.budget:g}",
-        "--export FILE.json" if report.streamed else "--apply DIR",
+        "--export FILE.json" if report.streamed or not (leaving or _writable(plan)) else "--apply DIR",
     ]
     can = f"so that {leaving} can leave the file; the damage is then another."
     why = f" --uniform takes as many from every block, {can}" if leaving else ""
@@ -158,6 +160,11 @@ def _can_leave(plan: Plan) -> str:
     """The names of the plan's terms that can leave the file where --uniform chooses the set; empty: none, or it did."""
     kinds = [] if plan.saves is None or plan.uniform else plan.saves.uniform_leaves
     return names_of(",".join(kinds)) if kinds else ""
+
+
+def _writable(plan: Plan) -> bool:
+    """Whether a file can hold the model without the plan's set; True where that is not known."""
+    return plan.saves is None or _saves(plan) or plan.saves.parameters_zeroed is not None
 
 
 def _saves(plan: Plan) -> bool:

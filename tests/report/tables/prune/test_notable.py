@@ -87,6 +87,18 @@ def test_a_set_that_saves_nothing_in_the_file_says_so_and_why() -> None:
         assert said in " ".join(render_prune(report_of(nothing), Page(120)).split("Guarantee")[1].split())
 
 
+def test_a_set_that_no_file_can_hold_says_so_and_why() -> None:
+    """As of blocks that are one module: --apply would refuse it, so it is not named."""
+    plan = sample.plan("neuron", 100, 12)
+    why = "blocks 0 and 1 are one module"
+    none = {"parameters_removed": 0, "bytes_removed": 0, "uniform_leaves": [], "parameters_zeroed": None}
+    saves = plan.saves and plan.saves.model_copy(update={**none, "reasons": {"parameters_zeroed": why}})
+    first, after = notable(report_of(plan.model_copy(update={"saves": saves})))
+    assert f"No checkpoint without it can be written: {why}." in first
+    assert "--export FILE.json" in after
+    assert "--apply" not in after
+
+
 def test_of_several_kinds_only_those_that_can_leave_are_said_to() -> None:
     plan = sample.plan("neuron,head", 100, 12)
     saves = plan.saves and plan.saves.model_copy(update={"parameters_removed": 0, "uniform_leaves": ["neuron"]})
