@@ -101,7 +101,8 @@ def open_adapter(path: Path, name: str) -> AdapterFiles:
 def _check_config(where: Path, config: dict[str, Any]) -> None:
     method = config.get("peft_type")
     if method not in METHODS:
-        fail(where, f"peft_type: {shown(method)} is not supported; duat reads {', '.join(METHODS)}")
+        fail(where, f"peft_type: {shown(method)} is not supported; duat reads {', '.join(METHODS)}; where PEFT can "
+                    "merge it (merge_and_unload), save the merged model and compare that with the base")  # fmt: skip
     if method != "LORA":
         return
     for field, name in _VARIANTS.items():

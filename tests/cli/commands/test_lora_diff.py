@@ -132,6 +132,7 @@ def test_a_checkpoint_with_itself_changes_nothing(capsys: pytest.CaptureFixture[
         (("{demo}", "{demo}", "--lint"), "is a checkpoint"),
         (("{demo}", "{empty}"), "adapter_config.json"),
         (("{demo}", "{prefix}"), "peft_type: 'PREFIX_TUNING' is not supported"),
+        (("{demo}", "{prefix}"), "where PEFT can merge it (merge_and_unload)"),
         (("{demo}", "{arrow}"), "arrow_config: Arrow routing is not supported"),
     ],
 )
