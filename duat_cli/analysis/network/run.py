@@ -98,8 +98,8 @@ def network(
         raise InputError("--network: written for models that read token ids; this one reads images or sound")
     if loaded.paged is not None:
         raise InputError(
-            "--network: needs all weights in memory, and they are read in parts here; give more --memory, or a device "
-            "map without disk"
+            "--network: needs all weights in memory, and they are read in parts here; give more --memory, and leave "
+            "out --device-map"
         )
     clock, session = Clock(), Session(loaded, progress, cache=False)
     session.whole = True

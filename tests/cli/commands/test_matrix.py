@@ -220,3 +220,13 @@ def test_help_is_readable(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     assert max(map(len, page.split("\n"))) <= 80
     for option in ("--layer", "--network", "--prompt", "--max-tokens", "--output", "--json"):
         assert option in page
+
+
+def test_a_network_is_refused_with_any_device_map(
+    llama: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also with one that keeps every weight in memory, as blocks are read one by one from there."""
+    places = tmp_path / "map.json"
+    places.write_text('{"": "cpu"}')
+    assert run(["matrix", llama, "--network", "-q", "--max-tokens", "3", "--device-map", str(places)]) == 2
+    assert "give more --memory, and leave out --device-map" in capsys.readouterr().err
