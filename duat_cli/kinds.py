@@ -12,6 +12,7 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 WHOLE: frozenset[Kind] = frozenset(("ffn", "attention", "block"))  # kinds with few terms, each of large effect
 Effort = Literal["quick", "default", "thorough"]
 Planned = Literal["inspect", "verify", "matrix", "prune-bound", "lora-diff", "check", "attribute", "compare"]
+Extra = Literal["spectrum", "terms", "end_to_end", "routing"]  # options of `inspect` that take more memory
 Patched = Literal["blocks", "heads", "tokens"]  # what `compare --patch` puts into another prompt's pass
 NAMES: dict[str, str] = {
     "neuron": "neurons",

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.arrays import reached, token_errors
+from duat_cli.models.budgets import SOURCE_ELEMENTS
 from duat_cli.models.discovery.proof import ProvedBlock
 from duat_cli.models.instrument.attention import AttentionCall, StoredRows
 from duat_cli.models.instrument.functions.positions import positions
@@ -37,8 +38,6 @@ from duat_cli.models.value_path.factors import Base, operator_of
 from duat_cli.models.value_path.operator import AttentionOperator
 from duat_cli.models.value_path.second import second_operator
 from duat_cli.operators.uniform import uniform_rows
-
-SOURCE_ELEMENTS = 1 << 22  # elements of the source tokens' pieces that are replayed at once
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Literal, Unpack, get_args
 
 from duat_cli.analysis.clock import Clock
@@ -26,7 +26,7 @@ from duat_cli.api.results import CheckResult, LoraResult, PlanResult
 from duat_cli.api.settings import one_of, whole_numbers
 from duat_cli.api.target import FileTarget, refuse_overwriting
 from duat_cli.errors import InputError
-from duat_cli.kinds import Patched, Planned
+from duat_cli.kinds import Extra, Patched, Planned
 from duat_cli.loading.inputs.request import StackName
 
 
@@ -155,6 +155,7 @@ def plan(
     max_tokens: int | None = None,
     chat: bool = False,
     null: Literal["all", "uniform"] = "all",
+    extras: Collection[Extra] = (),
     tuned: File | None = None,
     default_prompts: bool = False,
     holdout: File | float | None = None,
@@ -171,7 +172,8 @@ def plan(
 ) -> PlanResult:
     """`duat plan`: what a command takes on the CPU, from config.json and headers alone. For a folder or hub id.
 
-    tokens: numbers of tokens in place of texts; pruning: options of `prune_bound`; position, steps: those of
+    tokens: numbers of tokens in place of texts; extras: what `inspect` is asked for, of 'spectrum', 'terms',
+    'end_to_end' and 'routing'; pruning: options of `prune_bound`; position, steps: those of
     `attribute`; fixed, patch: those of `compare`.
     """
     with undisturbed():
@@ -179,6 +181,8 @@ def plan(
 
         one_of("command", command, get_args(Planned))
         one_of("null", null, ("all", "uniform"))
+        for name in extras:
+            one_of("extras", name, get_args(Extra))
         one_of("position", position, (None, "all"))
         one_of("patch", patch, (None, *get_args(Patched)))
         whole_numbers(0, steps=steps)
@@ -190,7 +194,7 @@ def plan(
         wanted = asked.request(own_code=False)
         request = PlanRequest(
             model=wanted, texts=asked.texts, tokens=None if tokens is None else list(tokens), command=command,
-            null=null, tuned=folder(tuned), default_prompts=default_prompts,
+            null=null, extras=frozenset(extras), tuned=folder(tuned), default_prompts=default_prompts,
             holdout=None if holdout is None else str(holdout), pruning=pruning or PruneOptions(), policy=folder(policy),
             select=list(select), position=position, steps=steps, fixed=fixed, patch=patch, time=time,
         )  # fmt: skip

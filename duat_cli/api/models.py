@@ -6,7 +6,7 @@ import contextlib
 import functools
 import os
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Unpack, get_args
 
 from duat_cli.analysis.inspect.save.asked import saved_of
 from duat_cli.analysis.plan.task import PruneOptions, Task, effort_of
@@ -39,7 +39,7 @@ from duat_cli.api.settings import (
 )
 from duat_cli.api.target import operator_file, refuse_overwriting, tensor_target
 from duat_cli.errors import InputError
-from duat_cli.kinds import apart
+from duat_cli.kinds import Extra, apart
 from duat_cli.text import PAPER_PROMPT
 
 if TYPE_CHECKING:
@@ -110,7 +110,8 @@ def inspect(
     refuse_overwriting([("matrices", matrices)], read)
     files = input_files(image, audio, inputs, stack, decoder_prompt)
     asked = Asked(model, tokenizer, prompts, prompts_file, max_tokens, loading, files, chat=chat)
-    opened = asked.open(Task("inspect", reinitialised=null == "all"), heard(progress))
+    more = frozenset(name for name in get_args(Extra) if getattr(options, name))
+    opened = asked.open(Task("inspect", reinitialised=null == "all", extras=more), heard(progress))
     mapped = Maps(opened.prompts[:maps], opened.text) if maps > 0 else None
     with (
         operator_file(target, opened.text) as file,

@@ -14,7 +14,7 @@ from duat_cli import __version__
 from duat_cli.analysis.plan.task import PruneOptions, Task
 from duat_cli.api.settings import one_prompt, one_question, or_papers
 from duat_cli.errors import CheckpointError, InputError
-from duat_cli.kinds import Patched, Planned
+from duat_cli.kinds import Extra, Patched, Planned
 from duat_cli.loading.checkpoint.source import has_tokenizer
 from duat_cli.text import clean
 
@@ -56,6 +56,8 @@ class PlanRequest:
     """File of prompts for a repair, in prune-bound."""
     device: str = "cpu"
     """Device that computes."""
+    extras: frozenset[Extra] = frozenset()
+    """What `inspect` computes on request."""
     processes: int = 1
     """How many processes may share the prompts of a command."""
 
@@ -82,6 +84,7 @@ class PlanRequest:
             command,
             processes=self.processes if command in SHARING else 1,
             reinitialised=command == "inspect" and self.null == "all",
+            extras=self.extras if command == "inspect" else frozenset(),
             pruning=self.pruning if command == "prune-bound" else None,
             every_position=command == "attribute" and self.position == "all",
             steps=self.steps if command == "attribute" else 0,

@@ -58,6 +58,8 @@ FEWEST_BATCHES = 64
 """Least number of batches that a set of prompts is divided into, so that processes can share it."""
 NEURONS_AT_ONCE = 1024
 """Neurons of an FFN whose weight rows are in float64 at once."""
+SOURCE_ELEMENTS = 1 << 22
+"""Elements of the source tokens' pieces that are replayed at once."""
 BOUNDED_ENTRIES = 1 << 21
 """Entries of V over the heads whose bounds are computed at once."""
 

@@ -10,8 +10,10 @@ block's matrices; w: bytes of a number, at least 4.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
+from duat_cli.analysis.plan import extras
 from duat_cli.analysis.plan.attribution import attribution, predicted
 from duat_cli.analysis.plan.pair import beside_another, kept_prompts, look_at_weights, two_models
 from duat_cli.analysis.plan.pair import shared as shared_pair
@@ -184,12 +186,13 @@ def _streamed(shape: Shape, task: Task) -> list[Moment]:
     sizes = [state_bytes(count, shape.stream, shape.element) for count in task.tokens]
     wave = prompt_waves(task.tokens, shape.stream, shape.element)
     waiting = max(sum(sizes[number] for number in numbers) for numbers in wave)
+    beside = _kept_beside(shape, task, wave)
     found: list[Moment] = [
         [
             *every,
             *page_of(shape),
             term("values of the block, V", 2 * shape.values + kernel_factors(shape, 1)),
-            term("prompts in front of the block", waiting),
+            term("prompts in front of the block", waiting + beside),
             *_working(shape, task),
         ]
     ]
@@ -210,6 +213,12 @@ def _streamed(shape: Shape, task: Task) -> list[Moment]:
     return found
 
 
+def _kept_beside(shape: Shape, task: Task, waves: Sequence[range]) -> int:
+    """What is held on request for the other prompts of a wave, beside the longest prompt."""
+    sizes = [size_of(extras.kept(shape, task, count)) for count in task.tokens]
+    return max(sum(sizes[number] for number in numbers) for numbers in waves) - max(sizes, default=0)
+
+
 def _working(shape: Shape, task: Task) -> Moment:
     """Working memory for the longest prompt at one block."""
     return [*_at_a_block(shape, task, max(task.tokens, default=0)), _entries(shape, task)]
@@ -222,7 +231,9 @@ def _at_a_block(shape: Shape, task: Task, n: int) -> Moment:
     """
     scores, streams = shape.heads * n**2 * shape.wide, STREAMS * shape.stream * n * shape.wide
     proof = [term(PROOF, proof_bytes(shape, task.probe))]
-    through = max([through_block(shape, n)], proof, *_kernel(shape, task, n), key=size_of)
+    kept = extras.kept(shape, task, n)
+    carried = [through_block(shape, n), extras.replays(shape, task, n)]
+    through = [*kept, *max(carried, proof, *_kernel(shape, task, n), key=size_of)]
     if not _has_statistics(task):
         return through
     side, few = shape.heads * shape.head_width, shape.kv_heads * shape.head_width
@@ -235,7 +246,8 @@ def _at_a_block(shape: Shape, task: Task, n: int) -> Moment:
     ]
     if task.command == "compare" and not task.patch:
         after[1] = max(term(after[1].what, gram), beside_another(shape, n), key=lambda one: one.bytes)
-    return max(through, after, key=size_of)
+    asked = [after[0], extras.statistics(shape, task, n)]
+    return max(through, [*kept, *after], [*kept, *asked], key=size_of)
 
 
 def _kernel(shape: Shape, task: Task, n: int) -> list[Moment]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from duat_cli.errors import InputError, needed
-from duat_cli.kinds import KINDS, WHOLE, Effort, Kind, MetricName, apart
+from duat_cli.kinds import KINDS, WHOLE, Effort, Extra, Kind, MetricName, apart
 from duat_cli.models.budgets import ABLATION_BYTES
 from duat_cli.statistics.binomial import prompts_needed
 
@@ -226,6 +226,8 @@ class Task:
     steps: int = 0
     """`attribute`: passes that end where tokens behind a prompt follow: one for each greedy token, which `tokens`
     counts, too, and one for a given continuation."""
+    extras: frozenset[Extra] = frozenset()
+    """`inspect`: what is computed on request, of that which takes memory."""
     top: int = 10
     """`attribute`: how many neurons, experts and flows are listed."""
     fixed: bool = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from duat_cli.analysis.plan import extras
 from duat_cli.analysis.plan.attribution import attribution_reads, backward_operations
 from duat_cli.analysis.plan.pruning import (
     SETS,
@@ -68,7 +69,8 @@ def statistics_operations(shape: Shape, task: Task) -> float:
         return REPLAYS * _passes(shape, task.tokens)
     models = 2 if task.command == "lora-diff" else 1
     grams = 0.0 if task.command == "prune-bound" else _grams(shape)
-    return models * (STATISTICS * _passes(shape, task.tokens) + grams) + _kernels(shape, task.tokens)
+    asked = sum(extras.passes(shape, task, n) * _passes(shape, [n]) for n in task.tokens)
+    return models * (STATISTICS * _passes(shape, task.tokens) + grams) + _kernels(shape, task.tokens) + asked
 
 
 def untrained_operations(shape: Shape, task: Task, weights: Residence) -> float:

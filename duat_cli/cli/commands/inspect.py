@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 from duat_cli.cli.shared import options
 from duat_cli.cli.shared.grouped import Options, grouped
@@ -12,6 +12,7 @@ from duat_cli.cli.shared.many import as_rank, processes, settle
 from duat_cli.cli.shared.presentation import Presentation, announce, talk_of
 from duat_cli.cli.terminal.progress import Progress
 from duat_cli.errors import EXIT_FINDINGS, EXIT_SOUND, InputError
+from duat_cli.kinds import Extra
 from duat_cli.loading.inputs.request import EVERY
 from duat_cli.text import expanded
 
@@ -117,7 +118,8 @@ def inspect(
 
     alone = asked.matrices is not None or asked.save is not None or (asked.maps or 0) > 1  # as the prompts run
     shared = 1 if asked.out is not None or alone else processes()
-    task = Task("inspect", reinitialised=asked.null == "all", processes=shared)
+    asked_for = frozenset(name for name in get_args(Extra) if getattr(asked, name))
+    task = Task("inspect", reinitialised=asked.null == "all", processes=shared, extras=asked_for)
     wanted = loading.request(model, task)
     read = texts.request(files.given())
     talk = talk_of(voice)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import fields, replace
-from typing import Literal
+from typing import Literal, get_args
 
 from duat_cli.cli.commands import lora_diff
 from duat_cli.cli.shared import options
@@ -14,7 +14,7 @@ from duat_cli.cli.shared.presentation import Presentation, announce, talk_of
 from duat_cli.cli.shared.pruning import Pruning, require_repair
 from duat_cli.cli.terminal.progress import Progress
 from duat_cli.errors import EXIT_SOUND, EXIT_UNDECIDED, InputError
-from duat_cli.kinds import Effort, MetricName, Patched, Planned
+from duat_cli.kinds import Effort, Extra, MetricName, Patched, Planned
 
 TOKENS_LIMIT = 1_000_000  # most prompts; more would only fill the memory
 
@@ -27,6 +27,10 @@ class Asked(Options):
         help="Numbers of tokens instead of texts, such as 512 or 100x32,2048; no tokenizer is read.",
     )
     null: Literal["all", "uniform"] = options.compute_option("all", metavar="WHICH", help="As in duat inspect.")
+    spectrum: bool = options.compute_option(help="For inspect: as in duat inspect.")
+    terms: bool = options.compute_option(help="For inspect: as in duat inspect.")
+    end_to_end: bool = options.compute_option(help="For inspect: as in duat inspect.")
+    routing: bool = options.compute_option(help="For inspect: as in duat inspect.")
     tuned: str | None = options.input_option(
         metavar="TUNED", help="For lora-diff: the adapter or the tuned checkpoint. Default: the bundled adapter."
     )
@@ -64,7 +68,7 @@ class Loading(options.Loading):
 
 
 OPTIONS_OF = {  # command -> options for it alone
-    "inspect": ["null"],
+    "inspect": ["null", *get_args(Extra)],
     "compare": ["fixed", "patch"],
     "attribute": ["position", "steps"],
     "check": ["policy", "select"],
@@ -125,6 +129,7 @@ def plan(
         select=asked.select or [],
         device=loading.device,
         processes=processes(),
+        extras=frozenset(name for name in get_args(Extra) if getattr(asked, name)),
         **{name: getattr(asked, name) for name in alike},
     )
     talk = talk_of(voice)

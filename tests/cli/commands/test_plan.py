@@ -87,7 +87,7 @@ def test_what_cannot_run_is_exit_2_with_a_report(capsys: pytest.CaptureFixture[s
 
 PRUNE = ["--granularity", "neuron,head", "--probes", "3", "--measure", "2"]
 OPTIONS: dict[str, tuple[list[str], list[str]]] = {  # what the command is given, and of it what its plan is
-    "inspect": (["--null", "uniform", "--no-cache"], ["--null", "uniform"]),
+    "inspect": (["--null", "uniform", "--terms", "--no-cache"], ["--null", "uniform", "--terms"]),
     "verify": ([], []),
     "matrix": ([], []),
     "prune-bound": (PRUNE, PRUNE),
@@ -246,6 +246,7 @@ def test_time_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
+        (["--for", "verify", "--end-to-end"], "--end-to-end: is of --for inspect, not of verify"),
         (["--fixed"], "--fixed: is of --for compare, not of inspect"),
         (["--patch", "heads"], "--patch: is of --for compare, not of inspect"),
         (["--for", "verify", "--steps", "3"], "--steps: is of --for attribute, not of verify"),
