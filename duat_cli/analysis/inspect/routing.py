@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from duat_cli.errors import UnsupportedModelError, needed
-from duat_cli.models.arrays import relative_error
 from duat_cli.models.instrument.attention import AttentionCall, ScoreInputs
 from duat_cli.models.instrument.functions.scores import ScoreLayer, score_layers
 from duat_cli.models.instrument.rig import BlockRun
@@ -172,7 +171,7 @@ def _distances(
     near: the numbers at distance 0; numbers: gives them at another distance.
     """
     tokens = layers[0].turned.shape[1]
-    still = all(relative_error(layer.turned, layer.turned[:, :1].expand_as(layer.turned)) == 0.0 for layer in layers)
+    still = all(torch.equal(layer.turned, layer.turned[:, :1].expand_as(layer.turned)) for layer in layers)
     wanted = [0] if still else [0, *(2**k for k in range(tokens.bit_length()) if 2**k < tokens)]
     found = []
     for distance in wanted:

@@ -11,11 +11,12 @@ import pytest
 import torch
 from helpers import UNLIKE, WIRINGS, InDouble, as_loaded, double_model, far, prompt_of, sweep, token_ids, two_single
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from duat_cli.analysis.inspect.options import InspectOptions
-from duat_cli.analysis.inspect.routing import routing
+from duat_cli.analysis.inspect.routing import _distances, routing
 from duat_cli.analysis.inspect.run import inspect
-from duat_cli.models.instrument.functions.scores import score_layers
+from duat_cli.models.instrument.functions.scores import ScoreLayer, score_layers
 from duat_cli.models.instrument.hooks import hooked
 from duat_cli.operators.bilinear import bilinear_numbers, thin
 from duat_cli.results.operator import Routing
@@ -231,3 +232,24 @@ def test_thin_factors_of_forms_that_are_no_ordinary_matrix() -> None:
     assert bilinear_numbers(thin(A), thin(A)).symmetric_share == pytest.approx(1.0)
     turned = A @ torch.tensor([[0.0, 1, 0], [-1, 0, 0], [0, 0, 0]])
     assert bilinear_numbers(thin(A), thin(turned)).symmetric_share == pytest.approx(0.0, abs=1e-7)
+
+
+def test_maps_of_all_tokens_are_compared_without_copies() -> None:
+    """They take d x d numbers for every token and head, so a difference of them would be as large again."""
+    turned = torch.zeros(2, 64, 16, 16)
+    turned[:, 5] = 1.0
+    layer = ScoreLayer(torch.zeros(64, 8), torch.zeros(2, 8, 16), turned)
+    largest = [0]
+
+    class Sizes(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            found = func(*args, **(kwargs or {}))
+            if isinstance(found, Tensor) and found.untyped_storage().data_ptr() != turned.untyped_storage().data_ptr():
+                largest[0] = max(largest[0], found.numel())
+            return found
+
+    near = [bilinear_numbers(thin(torch.eye(8, 4)), thin(torch.eye(8, 4)))]
+    with Sizes():
+        found = _distances((layer, layer), near, lambda _: near)
+    assert [row.distance for row in found] == [0, 1, 2, 4, 8, 16, 32]
+    assert largest[0] < turned.numel() / 2
