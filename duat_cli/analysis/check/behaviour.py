@@ -111,7 +111,7 @@ class Asking:
         stack = stack_of(model)
         given = _given_logits(session.loaded, prompt, output)
         if self.predicts is None and session.loaded.like is not None:
-            self.predicts = _kind_given(session.loaded, prompt, given)
+            self.predicts = _kind_given(session.loaded, given)
             self._why_none = why_no_classes(model) or _NOT_ASKED
         elif self.predicts is None:
             self.predicts = self._kind(self._head or head_of(model, stack), model)
@@ -251,7 +251,7 @@ def _given_logits(loaded: LoadedModel, prompt: Prompt, output: Any) -> Tensor | 
     return given_logits(loaded, output, placed_tensors(prompt.prepared, loaded.device, loaded.model.dtype))
 
 
-def _kind_given(loaded: LoadedModel, prompt: Prompt, logits: Tensor | None) -> Predicts:
+def _kind_given(loaded: LoadedModel, logits: Tensor | None) -> Predicts:
     """The kind of predictions that `_given_logits` returned."""
     if logits is None:
         return "embedding"
