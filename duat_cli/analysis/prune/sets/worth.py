@@ -17,10 +17,10 @@ from torch import Tensor
 
 from duat_cli.analysis.prune.sets.apply import Applied
 from duat_cli.analysis.prune.sets.size import parameter_count
-from duat_cli.analysis.prune.terms.damage import Loss, Metric, last_states, logits_of
+from duat_cli.analysis.prune.terms.damage import Loss, Metric, last_states
 from duat_cli.loading.model.load import LoadedModel, load
 from duat_cli.loading.prompts import Prompt
-from duat_cli.models.discovery.causality import by_row
+from duat_cli.models.discovery.causality import by_row, head_output
 from duat_cli.models.discovery.modality import Given, decoder_of, for_decoder, part_reading, placed, stack_of
 from duat_cli.models.discovery.structure import run_stack
 from duat_cli.results.prune.written import Written
@@ -95,7 +95,7 @@ def _loss(model: Any, given: Sequence[Given]) -> float:
     loss, total, count = Loss(model), 0.0, 0
     for one in given:
         if tokens := loss.count(one):
-            total += loss.loss(logits_of(model, one), one) * tokens
+            total += loss.loss(head_output(model, one), one) * tokens
             count += tokens
     return total / count
 
@@ -108,7 +108,7 @@ def _damages(metric: Metric, model: Any, other: Any, given: Sequence[Given]) -> 
         if metric.name == "hidden":
             stack = stack_of(decoder_of(one) if for_decoder(prompt) else one)
             return last_states(run_stack(stack, prompt), stack)
-        return by_row(logits_of(one, prompt))
+        return by_row(head_output(one, prompt))
 
     return [metric.measured(output(model, prompt), output(other, prompt), prompt) for prompt in given]
 

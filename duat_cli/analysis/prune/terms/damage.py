@@ -159,7 +159,7 @@ class Divergence(Metric):
         return f"mean over prompts of {over}KL(model's {what} || the ablated one), nats"
 
     def forward(self, given: Given) -> Forward:
-        return lambda: by_row(logits_of(self.model, given))
+        return lambda: by_row(head_output(self.model, given))
 
     def measured(self, reference: Tensor, output: Tensor, given: Given) -> float:
         return self.measured_each(reference, output, given)[0]
@@ -207,7 +207,7 @@ class Loss(Metric):
         if not self.count(given):
             apart = "" if isinstance(given, Tensor) else ", pictures apart,"
             raise InputError(f"--metric nll: a prompt of one token{apart} has no next token; use longer prompts")
-        return lambda: logits_of(self.model, given)
+        return lambda: head_output(self.model, given)
 
     def measured(self, reference: Tensor, output: Tensor, given: Given) -> float:
         return self.loss(output, given) - self.loss(reference, given)
@@ -313,11 +313,6 @@ def last_states(output: Any, stack: Any) -> Tensor:
     of the decoder behind it."""
     encoded = getattr(output, "encoder_last_hidden_state", None)
     return encoded if isinstance(encoded, Tensor) else hidden_states(output, stack)
-
-
-def logits_of(model: Any, given: Given) -> Tensor:
-    """The logits that a model with a head gives, (1, N, vocabulary) or (1, classes)."""
-    return head_output(model, given)
 
 
 def _fisher_noise(logits: Tensor, noise: Callable[[tuple[int, ...]], Tensor], count: int) -> Tensor:

@@ -14,9 +14,9 @@ from helpers import token_ids, two_single
 from torch import Tensor
 from transformers import PreTrainedConfig
 
-from duat_cli.analysis.prune.terms.damage import Divergence, Hidden, Loss, hidden_states, logits_of, metric_for
+from duat_cli.analysis.prune.terms.damage import Divergence, Hidden, Loss, hidden_states, metric_for
 from duat_cli.errors import InputError, UnsupportedModelError
-from duat_cli.models.discovery.causality import head_of
+from duat_cli.models.discovery.causality import head_of, head_output
 from duat_cli.models.discovery.structure import discover
 from duat_cli.statistics import divergence
 
@@ -253,7 +253,7 @@ def test_a_head_whose_output_has_another_name_is_read() -> None:
     model = BertForPreTraining._from_config(model.config, attn_implementation="eager").eval()
     assert metric_for(None, model, discover(model)).name == "kl"
     ids = torch.tensor([[5, 6, 7]])
-    assert torch.equal(logits_of(model, ids), model(ids).prediction_logits)
+    assert torch.equal(head_output(model, ids), model(ids).prediction_logits)
     assert "move with later tokens" in str(head_of(model, discover(model).stack).why_no_next_token())
 
 
