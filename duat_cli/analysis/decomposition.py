@@ -45,8 +45,8 @@ class ThreeParts:
     linear: PartNumbers
     static: PartNumbers
     dynamic: PartNumbers
-    encoder: PartNumbers | None = None  # a fourth part, in a decoder
-    largest_token: float | None = None  # the largest share of the squared norm that one token has; None if that is zero
+    encoder: PartNumbers | None  # a fourth part, in a decoder
+    largest_token: float | None  # the largest share of the squared norm that one token has; None if that is zero
 
 
 @dataclass(frozen=True)

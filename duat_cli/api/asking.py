@@ -321,11 +321,11 @@ def _prompt(given: Any, number: int) -> str | PromptText:
 
 
 def input_files(
-    image: Pictures | None = None,
-    audio: File | Sequence[File] | None = None,
-    inputs: Tensors | None = None,
-    stack: str | None = None,
-    decoder_prompt: str | None = None,
+    image: Pictures | None,
+    audio: File | Sequence[File] | None,
+    inputs: Tensors | None,
+    stack: str | None,
+    decoder_prompt: str | None,
 ) -> InputFiles:
     """Inputs in place of texts, one or several of each kind. Raises InputError for arguments that cannot be such."""
     if not isinstance(stack, str) or stack == EVERY:

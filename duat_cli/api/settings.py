@@ -144,9 +144,7 @@ def one_stack(stack: str | None) -> str | None:
     return stack
 
 
-def beside_shared(
-    max_tokens: int | None, align: str, shared: str | None, patch: str | None, stack: str | None = None
-) -> None:
+def beside_shared(max_tokens: int | None, align: str, shared: str | None, patch: str | None, stack: str | None) -> None:
     """Raises InputError for options of `compare` that cannot stand beside --shared."""
     one_of("--align", align, ("text", "position"))
     one_of("--patch", patch, (None, *get_args(Patched)))

@@ -145,7 +145,7 @@ def tensor_key(name: str) -> str:
 # --- from a run ---------------------------------------------------------------------------------------------
 
 
-def weight_metrics(weights: WeightFacts, schema: int = SCHEMA) -> dict[str, Value]:
+def weight_metrics(weights: WeightFacts, schema: int) -> dict[str, Value]:
     """'weights.NAME' -> [norm, *sketch of that schema]; a tensor with a norm that is not finite has no metric."""
     found: dict[str, Value] = {}
     for name, tensor in weights.tensors.items():
@@ -160,7 +160,7 @@ def shapes_of(weights: WeightFacts) -> dict[str, list[int]]:
     return {name: list(tensor.entry.shape) for name, tensor in weights.tensors.items() if tensor.floating}
 
 
-def prompt_set(prompts: PromptSetFacts, declared: Declared | None = None) -> BaselinePrompts:
+def prompt_set(prompts: PromptSetFacts, declared: Declared | None) -> BaselinePrompts:
     return BaselinePrompts(
         sha256=prompts.tokens_sha256,
         count=prompts.count,
@@ -175,9 +175,9 @@ def new_baseline(
     metrics: dict[str, Value],
     dtype: str | None,
     prompts: BaselinePrompts | None,
-    answers: Answers | None = None,
-    declared: Declared | None = None,
-    shapes: dict[str, list[int]] | None = None,
+    answers: Answers | None,
+    declared: Declared | None,
+    shapes: dict[str, list[int]] | None,
 ) -> Baseline:
     return Baseline(
         schema_version=SCHEMA,

@@ -149,7 +149,7 @@ def same_texts(one: BaselinePrompts, other: BaselinePrompts) -> bool:
     return one.texts is not None and one.texts == other.texts
 
 
-def retokenised(old: BaselinePrompts | None, new: BaselinePrompts | None, *, written: bool = False) -> str:
+def retokenised(old: BaselinePrompts | None, new: BaselinePrompts | None, *, written: bool) -> str:
     """The sentence that says how the same texts or files became other tokens or tensors; empty where they did not, or
     where it is not known. written: whether the model itself wrote the tokens that its decoder reads."""
     if old is None or new is None or not same_texts(old, new):

@@ -33,7 +33,7 @@ class Tolerance:
     better: Literal["lower", "higher"] | None
     source: str
 
-    def ends(self, old: float, slack: float = 0.0) -> tuple[float, float]:
+    def ends(self, old: float, slack: float) -> tuple[float, float]:
         """The least and the largest value within the tolerance. slack: amount that the metric's interval adds.
 
         Computed in decimals, as files and policies hold them: in binary 2.8897 + 0.002 is below 2.8917.

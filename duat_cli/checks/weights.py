@@ -44,10 +44,10 @@ class TensorFacts:
     """Frobenius norm; NaN for a tensor with non-finite values."""
     sketch: tuple[float, ...]
     """s_k / norm; zeros where the norm is 0."""
-    first_sketch: tuple[float, ...] | None = None
+    first_sketch: tuple[float, ...] | None
     """The sketch of baselines with schema version 1; None where it was not asked for."""
-    zero_rows: Indices = field(default_factory=lambda: _NONE)
-    zero_columns: Indices = field(default_factory=lambda: _NONE)
+    zero_rows: Indices
+    zero_columns: Indices
 
     @property
     def floating(self) -> bool:

@@ -55,7 +55,7 @@ def compare_block(
     after: BlockState,
     aligned: Aligned,
     rounding: float,
-    sources: Aligned | str | None = None,
+    sources: Aligned | str | None,
 ) -> BlockComparison:
     """Compares one block under one pair of prompts. rounding: largest relative change that counts as no move; sources:
     of a decoder, the encoder's tokens that are laid beside each other, or why there are none."""

@@ -41,7 +41,7 @@ class Moves:
     """The largest relative change of every dynamic parameter so far. rounding: of a scale that is fitted, the largest
     change that counts as none."""
 
-    rounding: float = 0.0
+    rounding: float
     largest: dict[str, float] = field(default_factory=dict)
 
     def add(
@@ -50,7 +50,7 @@ class Moves:
         after: BlockState,
         aligned: Aligned,
         block: BlockComparison,
-        sources: Aligned | str | None = None,
+        sources: Aligned | str | None,
     ) -> None:
         """Takes one block under one pair of prompts. sources: as in `compare_block`."""
         found = {

@@ -58,7 +58,7 @@ class BlockState:
     scales: Tensor | None  # scales of the block's norms, (N, norms)
     gates: Tensor | None  # output gates of its attention, (N, width)
     error: float  # error of the certificate
-    routers: Tensor | None = None  # weights of all experts, (N, experts)
+    routers: Tensor | None  # weights of all experts, (N, experts)
 
 
 def state_of(

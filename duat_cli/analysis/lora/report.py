@@ -267,9 +267,7 @@ def own_head(model: Any, one: Opened) -> dict[str, str]:
     return found
 
 
-def _changed(
-    planned: Mapping[str, Sequence[ParameterPlan]], report: LoraReport, head: Set[str] = frozenset()
-) -> list[str]:
+def _changed(planned: Mapping[str, Sequence[ParameterPlan]], report: LoraReport, head: Set[str]) -> list[str]:
     """The parameters that the adapter changes in the model that runs. Raises UnsupportedModelError where a change is
     not defined. head: the parameters of the adapter's own head, which are left out."""
     undefined = [m.whole_name for m in report.modules if m.frobenius_norm is None]

@@ -57,9 +57,7 @@ def rows_of(task: Task) -> int:
     return max(1, min(ROWS, sum(task.tokens) // len(task.tokens)))
 
 
-def measured_pace(
-    files: CheckpointFiles, shape: Shape, task: Task, device: str = "cpu", *, alone: bool = False
-) -> Pace:
+def measured_pace(files: CheckpointFiles, shape: Shape, task: Task, device: str, *, alone: bool) -> Pace:
     """Rates measured by a product with the block's shape and the task's rows, and by a read from the middle of the
     largest file, which is faster if the system has it cached. alone: whether to measure the rate of one thread, too."""
     import torch

@@ -37,7 +37,7 @@ def load_tokenizer(path: Path, *, trust_remote_code: bool = False) -> Any:
         return tokenizer
 
 
-def tokenizer_if_any(path: Path, *, trust_remote_code: bool = False) -> Any:
+def tokenizer_if_any(path: Path, *, trust_remote_code: bool) -> Any:
     """The tokenizer of a checkpoint folder; None where it has none, so that only token ids can be read."""
     return load_tokenizer(path, trust_remote_code=trust_remote_code) if has_tokenizer(path) else None
 

@@ -33,8 +33,8 @@ class FourBit(Formula):
     inner_scales."""
 
     block: int
-    inner_block: int = 0
-    offset: float = 0.0
+    inner_block: int
+    offset: float
 
     def rows(self, arrays: Arrays, start: int, stop: int) -> Floats:
         width = self.shape[-1]

@@ -28,9 +28,9 @@ class Scaled(Formula):
     """Number of blocks of a matrix, down its rows and across its columns."""
     height: int
     """Rows of a matrix; all rows of the tensor if it has one scale."""
-    pairs: bool = False
+    pairs: bool
     """Whether a byte holds two numbers of four bits."""
-    times: float | None = None
+    times: float | None
     """A factor that the product of values and scales is multiplied by; None for no factor."""
 
     def rows(self, arrays: Arrays, start: int, stop: int) -> Floats:

@@ -40,7 +40,7 @@ class Gradients:
     heads: list[Tensor]  # at H V of each attention call, (targets, 1, N, heads, d)
     constant: Tensor  # ⟨λ, c⟩, (targets,) float64; c: the output for a zero stream when units give only their biases
     together: Tensor  # ⟨λ, U f⟩, (targets,) float64; U f: the share of all units' outputs, less their biases
-    encoder: Tensor | None = None  # ⟨λ, C e_k⟩ of every state e_k; C: cross-attention, H held; (targets, K) float64
+    encoder: Tensor | None  # ⟨λ, C e_k⟩ of every state e_k; C: cross-attention, H held; (targets, K) float64
 
 
 @dataclass(frozen=True)

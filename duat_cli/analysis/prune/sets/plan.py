@@ -42,7 +42,7 @@ def plan_of(
     holdout: str,
     size_of: SizeOf,
     repair: SetRepair | None,
-    criteria: Sequence[CriterionSet] = (),
+    criteria: Sequence[CriterionSet],
 ) -> Plan:
     """The largest set within the budget, or the one that was asked for, and what was shown about it.
 
