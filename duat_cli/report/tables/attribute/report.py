@@ -18,7 +18,6 @@ from duat_cli.results.attribute import (
     AttributeReport,
     Attribution,
     Continuation,
-    Flow,
     InnerPart,
     RemovedToken,
     Source,
@@ -71,7 +70,7 @@ def _prediction(one: Attribution, page: Page, prompts: int) -> list[RenderableTy
         *_heads(one, page),
         *_inner("neurons", one.parts.neurons, page),
         *_inner("experts", one.parts.experts, page),
-        *_flows(one.flows, one),
+        *_flows(one),
         *_measured(one, page),
     ]
 
@@ -200,9 +199,9 @@ def _inner(kind: str, parts: Sequence[InnerPart], page: Page) -> list[Renderable
     return [BLANK, heading(f"Leading {kind}"), *rows]
 
 
-def _flows(flows: Sequence[Flow], one: Attribution) -> list[RenderableType]:
+def _flows(one: Attribution) -> list[RenderableType]:
     """The largest moves of the leading heads, one per line."""
-    if not any(flow.moves for flow in flows):
+    if not any(flow.moves for flow in one.flows):
         return []
     texts = [cut(token.text) for token in one.parts.tokens]
 
@@ -210,7 +209,7 @@ def _flows(flows: Sequence[Flow], one: Attribution) -> list[RenderableType]:
         return f"{position} '{texts[position]}'" if position < len(texts) else str(position)
 
     found: list[RenderableType] = [BLANK, heading("What the leading heads moved, from token to token")]
-    for flow in flows[:5]:
+    for flow in one.flows[:5]:
         for move in flow.moves[:2]:
             what = f"attention {numbers.plain(move.attention)}, value {SIGNED(move.carried)}"
             way = f"{name(move.source)} -> {name(move.target)}"
