@@ -26,6 +26,12 @@ def mean_over(results: Sequence[R]) -> R:
     return mean.value()
 
 
+def mean_of_all(values: Sequence[float | None]) -> float | None:
+    """The mean of values; None where one of them is."""
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if len(known) == len(values) else None
+
+
 class ExactSum:
     """An exact sum of finite floats, which so does not depend on their order. It is kept as a few floats with the same
     exact sum (Shewchuk 1997), followed by the latest floats as they came."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from duat_cli.analysis.aggregate import mean_over
+from duat_cli.analysis.aggregate import mean_of_all, mean_over
 from duat_cli.analysis.compare.alignment import Aligned, every_place
 from duat_cli.analysis.compare.states import BlockState, OperatorState
 from duat_cli.models.arrays import token_changes, wide
@@ -162,13 +162,14 @@ def _operator(
         return _no_operator(NO_ROWS), []
     shares = _shares_left_out([a.routed, b.routed], rows, columns, a.gram)
     whole = {"unaligned_a": shares[0][0], "unaligned_b": shares[1][0]}
-    mean = _mean([share[0] for share in shares])
+    mean = mean_of_all([share[0] for share in shares])
     null = _null(a, b, rows, columns)
     operator = InputChange.explained(NO_ROWS, **moved.whole, **whole, unaligned=mean, null=null)
     if a.routed.channels:  # there are too many channels to list
         return operator, []
     return operator, [
-        _head(head, numbers, _mean([share[1][head] for share in shares])) for head, numbers in enumerate(moved.heads)
+        _head(head, numbers, mean_of_all([share[1][head] for share in shares]))
+        for head, numbers in enumerate(moved.heads)
     ]
 
 
@@ -181,7 +182,7 @@ def _null(before: OperatorState, after: OperatorState, rows: Aligned, columns: A
     """Change of W' with the same scales and uniform attention."""
     even = [before.uniform, after.uniform]
     moved = change(even[0], even[1], (rows.a, rows.b), before.gram, (columns.a, columns.b)).whole
-    unaligned = _mean([share for share, _ in _shares_left_out(even, rows, columns, before.gram)])
+    unaligned = mean_of_all([share for share, _ in _shares_left_out(even, rows, columns, before.gram)])
     relative = None if moved is None else moved["relative"]
     return NullChange.explained(NO_ROWS, relative=relative, unaligned=unaligned)
 
@@ -192,11 +193,6 @@ def _shares_left_out(
     """Share of each W', and of each of its heads, on the aligned tokens that reads tokens without a partner."""
     lists = zip(both, (rows.a, rows.b), columns.left_out(), strict=True)
     return [share_from(one, reading, read, G) for one, reading, read in lists]
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if len(known) == len(values) else None
 
 
 def _no_operator(reason: str) -> InputChange:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from statistics import fmean
 
 import torch
 from torch import Tensor
 
+from duat_cli.analysis.aggregate import mean_of_all
 from duat_cli.errors import UnsupportedModelError, needed
 from duat_cli.models.instrument.attention import AttentionCall, ScoreInputs
 from duat_cli.models.instrument.functions.scores import ScoreLayer, score_layers
@@ -54,7 +54,7 @@ def routing(run: BlockRun) -> Routing:
 
     near = numbers(0)
     heads = _heads(near, _shares(call, call.scored, layers, forms))
-    means = {name: _mean([getattr(head, name) for head in heads]) for name in (*NUMBERS, *SHARES)}
+    means = {name: mean_of_all([getattr(head, name) for head in heads]) for name in (*NUMBERS, *SHARES)}
     reasons |= {name: why for head in reversed(heads) for name, why in head.reasons.items()}
     distances = _distances(layers, near, numbers)
     return Routing.explained("", reasons, rebuilt_error=error, **means, heads=heads, distances=distances)
@@ -176,12 +176,7 @@ def _distances(
     found = []
     for distance in wanted:
         each = numbers(distance) if distance else near
-        means = {name: _mean([getattr(one, name) for one in each]) for name in NUMBERS}
+        means = {name: mean_of_all([getattr(one, name) for one in each]) for name in NUMBERS}
         reasons = {name: why for one in reversed(each) for name, why in _absent(one).items()}
         found.append(RoutingAtDistance.explained("", reasons, distance=distance, **means))
     return found
-
-
-def _mean(values: list[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return fmean(known) if len(known) == len(values) else None
