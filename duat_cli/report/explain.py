@@ -12,7 +12,7 @@ from duat_cli.grouping import by_key
 from duat_cli.report.markdown import markdown
 from duat_cli.report.tables.page import BLANK, Page, indented, line
 from duat_cli.results.explained.report import ExplainReport, Explanation, Kind
-from duat_cli.text import clean
+from duat_cli.text import clean, some
 
 _TITLES: dict[Kind, str] = {
     "field": "a field of the reports",
@@ -72,8 +72,7 @@ def _places_of(places: Iterable[str]) -> dict[str, list[str]]:
 
 
 def _some(names: list[str]) -> str:
-    more = len(names) - _SHOWN
-    return ", ".join(names[:_SHOWN]) + (f" and {more} more (--json)" if more > 0 else "")
+    return some(names, _SHOWN) + (" (--json)" if len(names) > _SHOWN else "")
 
 
 def _list(entries: list[Explanation]) -> list[RenderableType]:
