@@ -46,9 +46,10 @@ class FrontNorms:
         self._modules = {name: model.get_submodule(module) for name, (module, _) in own.items()}
         holders = {module: model.get_submodule(module.rpartition(".")[0]) for module, _ in own.values()}
         self._holders = {name: holders[module] for name, (module, _) in own.items()}
-        self._called: set[nn.Module] = set()
+        self._called = set[nn.Module]()
         self._loaded = session.loaded
         self._forms = {norm: form for block in structure.blocks for norm, form in block.parts.norms.items()}
+        self._recorded = {*self._forms, *self._modules.values()}
         self._made: dict[nn.Module, Tensor] = {}
         self._read: dict[nn.Module, Tensor] = {}
         self._gains: dict[nn.Module, Tensor] = {}
@@ -58,13 +59,13 @@ class FrontNorms:
 
     def attached(self) -> contextlib.AbstractContextManager[None]:
         """Context that the passes run in; its hooks record calls, inputs and outputs."""
-        return hooked({*self._forms, *self._modules.values(), *self._holders.values()}, after=self._see)
+        return hooked({*self._recorded, *self._holders.values()}, after=self._see)
 
     def _see(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         if not self._pass.on:
             return
         self._called.add(module)
-        if module not in self._forms and module not in self._modules.values():
+        if module not in self._recorded:
             return
         several = output if isinstance(output, (tuple, list)) else (output,)
         out = next((o for o in several if isinstance(o, Tensor)), None)
