@@ -39,9 +39,9 @@ class Activation(nn.Module):
 
 def put_activations(blocks: Iterable[nn.Module]) -> None:
     """Puts a module in the place of each activation function of torch that a module of these blocks has as an
-    attribute."""
-    for module in [module for block in blocks for module in block.modules()]:
-        for name, held in [*vars(module).items()] if not isinstance(module, Activation) else []:
+    attribute. A module without others inside is an activation itself, and stays as it is."""
+    for module in [module for block in blocks for module in block.modules() if any(module.children())]:
+        for name, held in [*vars(module).items()]:
             if _is_function(held):
                 setattr(module, name, Activation(held))
 

@@ -11,6 +11,7 @@ import torch
 from own_code import HEADS, PROMPTS, WIDTH, Block, FeedForward, OwnStack, own
 from torch import Tensor, nn
 from torch.nn import functional
+from transformers.activations import GELUActivation
 
 import duat_cli.api.models as duat
 from duat_cli.models.block.activations import Activation, functions_again, put_activations
@@ -110,7 +111,9 @@ def test_code_that_asks_for_its_function_is_found_to_run_otherwise() -> None:
 def test_functions_stand_again_and_only_those_of_torch_are_exchanged() -> None:
     block = InBlock(functional.relu)
     block.note, block.other = functional.softmax, str.upper  # type: ignore[assignment]
+    block.alone = GELUActivation()  # transformers', which holds a function and nothing else
     put_activations([block])
+    assert block.alone.act is functional.gelu
     stand_in = block.ffn.act
     assert isinstance(stand_in, Activation)
     assert block.note is functional.softmax
