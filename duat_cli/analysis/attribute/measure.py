@@ -8,9 +8,8 @@ stream stays), or its embedding is replaced by the mean over the vocabulary (its
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,6 +18,7 @@ from torch import Tensor, nn
 
 from duat_cli.analysis.attribute.leading import Place
 from duat_cli.analysis.attribute.parts import BlockParts, UnitParts
+from duat_cli.analysis.attribute.seen import Seen
 from duat_cli.analysis.attribute.targets import Target, has_odds
 from duat_cli.analysis.attribute.work import Found, Prediction, Work
 from duat_cli.analysis.session import Session
@@ -27,7 +27,6 @@ from duat_cli.models.arrays import relative_error, tolerance_for
 from duat_cli.models.block.parts import BlockParts as BlockModules
 from duat_cli.models.block.slots import Arguments, joined, parted
 from duat_cli.models.instrument.calls import without_cache
-from duat_cli.models.instrument.hooks import After, hooked
 from duat_cli.models.instrument.rig import BlockRun, Rig
 from duat_cli.models.sweep.lockstep import Call
 from duat_cli.models.sweep.passes import (
@@ -92,7 +91,7 @@ class Measurer:
         """The leading parts of the first target in `found`, each removed by itself. texts: of the tokens."""
         parts, leading = found.parts, found.leading[0]
         record = RecordingPass(self._session.structure, Prediction(self._model, self._ids))
-        plain, calls = _Seen(record, self._layer), record.calls
+        plain, calls = Seen(record, self._layer, of=None), record.calls
         masked = range(max(1, self._ids.shape[1] - 1))
         alone = self._masked(masked)
         self._session.together([plain, alone])
@@ -119,7 +118,7 @@ class Measurer:
         passes = [self._without(TermId("head", block, head), calls) for block, head in heads]
         passes += [self._without_neuron(parts.blocks[one.block].units[one.unit], one, calls) for one in neurons]
         cutting = [] if no_cut else [self._cut(place, calls) for place in places]
-        passes += [_Seen(one, self._layer) for one, _ in cutting]
+        passes += [Seen(one, self._layer, of=self._target) for one, _ in cutting]
         passes += [] if no_embedding else [self._replaced(place) for place in places]
         self._session.together([*passes])
         changes = iter([self._change(plain, one) for one in passes])
@@ -208,10 +207,10 @@ class Measurer:
                 found.setdefault(reason, []).append(block.number)
         return [(f"{kind} of {indices('block', numbers)}", why) for (kind, why), numbers in found.items()]
 
-    def _without(self, term: TermId, calls: Sequence[BlockCall]) -> _Seen:
+    def _without(self, term: TermId, calls: Sequence[BlockCall]) -> Seen:
         return self._running(removals(self._session.structure, self._sites, [term]), calls)
 
-    def _without_neuron(self, unit: UnitParts, place: Place, calls: Sequence[BlockCall]) -> _Seen:
+    def _without_neuron(self, unit: UnitParts, place: Place, calls: Sequence[BlockCall]) -> Seen:
         site = needed(unit.site)
         if unit.in_expert is None:
             return self._without(TermId("neuron", place.block, site.offset + place.number), calls)
@@ -219,9 +218,10 @@ class Measurer:
         beside = functools.partial(self._columns[site.module].without, site.module, *where)
         return self._running({place.block: Removal({}, beside=beside)}, calls)
 
-    def _running(self, gone: Removals, calls: Sequence[BlockCall]) -> _Seen:
+    def _running(self, gone: Removals, calls: Sequence[BlockCall]) -> Seen:
         structure, forward = self._session.structure, Prediction(self._model, self._ids)
-        return _Seen(without_each(structure, forward, calls, [gone], self._session.weights), self._layer)
+        one = without_each(structure, forward, calls, [gone], self._session.weights)
+        return Seen(one, self._layer, of=self._target)
 
     def _cut(self, place: int, calls: Sequence[BlockCall]) -> tuple[BlockPass, list[Arguments]]:
         """The pass in which no token attends to this one, and a list for the arguments of its first block with
@@ -277,8 +277,8 @@ class Measurer:
             return place == self._target.position
         return not torch.equal(self._ended(record, Prediction(self._model, self._ids), [place]), record.output)
 
-    def _masked(self, places: Sequence[int]) -> _Seen:
-        return _Seen(Call(self._under(places)), self._layer)
+    def _masked(self, places: Sequence[int]) -> Seen:
+        return Seen(Call(self._under(places)), self._layer, of=None)
 
     def _under(self, places: Sequence[int]) -> Prediction:
         """The pass under a mask without these tokens."""
@@ -286,7 +286,7 @@ class Measurer:
         mask[0, list(places)] = 0
         return Prediction(self._model, self._ids, mask)
 
-    def _replaced(self, place: int) -> _Seen:
+    def _replaced(self, place: int) -> Seen:
         def put(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
             rows, rest = parted(output)
             rows = rows.clone(memory_format=torch.contiguous_format)
@@ -294,7 +294,7 @@ class Measurer:
             return joined(rows, rest)
 
         plain = Call(Prediction(self._model, self._ids))
-        return _Seen(plain, self._layer, (needed(self._embedding), put))
+        return Seen(plain, self._layer, (needed(self._embedding), put), of=self._target)
 
     @functools.cached_property
     def _embedding(self) -> nn.Module | None:
@@ -316,51 +316,14 @@ class Measurer:
                 total = total.to(rows.device) + parted(embedding(rows[None]))[0][0].double().sum(dim=0)
         return total / count
 
-    def _change(self, plain: _Seen, other: _Seen) -> Change:
-        lost = finite(float(self._target.of(plain.raw) - self._target.after(other.raw)))
+    def _change(self, plain: Seen, other: Seen) -> Change:
+        lost = finite(float(self._target.of(plain.raw)) - other.value)
         if lost is None:
             return Change(None, None)
-        rows = [self._target.row(seen.output)[None] for seen in (plain, other)]
-        if not has_odds(self._model, self._target, rows[0].shape[1]):
+        row = self._target.row(plain.output)
+        if not has_odds(self._model, self._target, len(row)):
             return Change(lost, None)
-        return Change(lost, finite(float(kl(*rows)[0])))
-
-
-class _Seen:
-    """A pass with its output, and with the logits before they are capped, if the model caps them."""
-
-    def __init__(self, one: Any, layer: nn.Module | None, edit: tuple[nn.Module, After] | None = None) -> None:
-        """one: a pass that keeps its `output`. layer: the head's last layer, if its output is capped. edit: a module,
-        and a function that changes its output."""
-        self._pass, self._layer, self._edit = one, layer, edit
-        self._kept: list[Tensor] = []
-
-    @contextlib.contextmanager
-    def active(self) -> Iterator[None]:
-        """The context in which `run` is called."""
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(self._pass.active())
-            stack.enter_context(hooked([] if self._layer is None else [self._layer], after=self._see))
-            if self._edit is not None:
-                stack.enter_context(hooked([self._edit[0]], after=self._edit[1]))
-            yield
-
-    def run(self) -> None:
-        self._pass.run()
-
-    def _see(self, module: nn.Module, args: Any, kwargs: Any, output: Tensor) -> None:
-        self._kept[:] = [output]
-
-    @property
-    def output(self) -> Tensor:
-        """The model's output."""
-        found: Tensor = self._pass.output.detach()
-        return found
-
-    @property
-    def raw(self) -> Tensor:
-        """The model's output before it is capped."""
-        return self._kept[0] if self._kept else self.output
+        return Change(lost, finite(float(kl(row[None], other.row[None])[0])))
 
 
 def _part(
