@@ -349,8 +349,8 @@ class Discovery:
         if len(homes) > 1:
             inner = {home: self._inner_lists(home, seen) for home in homes if home in self._unchained}
             raise SeveralStacksError([name for home in homes for name in inner.get(home) or [home]])
-        if not self._tracer.followed.isdisjoint(self._lists[homes[0]]):
-            raise attending_outside(self._tracer.behind)
+        if front := [m for m, later in self._tracer.behind.items() if not later.isdisjoint(self._lists[homes[0]])]:
+            raise attending_outside(front)
         return homes[0]
 
     def _learn(self, event: Event, written: Trace) -> None:

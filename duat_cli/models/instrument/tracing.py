@@ -181,8 +181,7 @@ class Tracer:
         self._keeps_outside = outside
         self.outside: list[Event] = []  # calls of modules without children, outside of blocks
         self.attention: dict[nn.Module, CapturePath] = {}  # modules whose attention was seen, in order
-        self.behind: dict[nn.Module, CapturePath] = {}  # those that attend outside of blocks: behind the last, perhaps
-        self.followed: set[nn.Module] = set()  # blocks that ran behind one of these
+        self.behind: dict[nn.Module, set[nn.Module]] = {}  # those that attend outside of blocks, and blocks behind each
         self._part = model if part is None else part
         self._switch = Interface(self._part)
         self._looked_at = set((self._part if within is None else within).modules())
@@ -224,8 +223,8 @@ class Tracer:
             self._stack.append(module)
             if module in self._blocks:
                 self._inside = Trace()
-                if self.behind:
-                    self.followed.add(module)
+                for later in self.behind.values():
+                    later.add(module)
 
     def _leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         if not self._on:
@@ -249,9 +248,12 @@ class Tracer:
     def captured(self, call: AttentionCall) -> None:
         if call.module not in self._looked_at:
             return
-        if call.module not in self.attention:
-            (self.behind if self._inside is None else self.attention)[call.module] = call.path
-        if self._inside is not None:
+        if self._inside is None:
+            if call.module not in self.attention:
+                self.behind.setdefault(call.module, set())
+        else:
+            self.behind.pop(call.module, None)
+            self.attention.setdefault(call.module, call.path)
             self._inside.ended_before[id(call)] = len(self._inside.events)
             self._inside.attention.append(call)
 
